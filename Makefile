@@ -1,0 +1,32 @@
+# Few verbs. `make serve` and `make test` do everything on a fresh machine with Python 3.11.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE ?= 1
+
+.PHONY: serve test test-slow check format
+
+serve: .venv/.installed
+	$(BIN)/loraplex serve
+
+test: .venv/.installed
+	$(BIN)/python -m pytest
+	@echo "left out: tests marked slow (make test-slow) and gpu (needs a CUDA device)"
+
+test-slow: .venv/.installed
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+check: .venv/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.venv/.installed: pyproject.toml deploy/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt -e '.[engine,production,export,dev]'
+	touch $@

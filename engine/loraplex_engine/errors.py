@@ -1,0 +1,46 @@
+"""Errors of the engine.
+
+EngineError
+├── BadRequest              the request can never be served as it is
+│   ├── ContextTooLong
+│   └── UnknownAdapter
+├── EngineUnavailable       the engine process is away, restarting or draining
+├── EngineOverloaded        the queue cannot be served in time; carries retry_after_s
+└── EngineInternal          a fault of ours; the request did nothing wrong
+"""
+
+
+class EngineError(Exception):
+    """The root of all errors that the engine raises across its boundary."""
+
+    def __init__(self, message: str | None = None, **data: object) -> None:
+        super().__init__(message or self.__doc__)
+        self.data = data
+
+
+class BadRequest(EngineError):
+    """The request can never be served by this engine."""
+
+
+class ContextTooLong(BadRequest):
+    """Prompt and requested output exceed what this engine can hold."""
+
+
+class UnknownAdapter(BadRequest):
+    """The adapter version could not be loaded by the engine."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine is not reachable: starting, restarting or draining."""
+
+
+class EngineOverloaded(EngineError):
+    """The queue cannot be served in time."""
+
+    def __init__(self, message: str | None = None, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
+class EngineInternal(EngineError):
+    """The engine met a fault of its own while serving the request."""

@@ -1,0 +1,137 @@
+"""Paged KV with reuse of prefixes: full blocks are hash-chained under a root key per cache scope.
+
+The root key separates base model, KV format, tenant scope and adapter version, so nothing is ever
+shared across tenants or adapter versions. A full block is known by the hash of all tokens up to its
+end; blocks nobody holds stay cached and are evicted least recently used first.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from itertools import pairwise
+
+from loraplex_engine.blocks import BlockPool
+from loraplex_engine.sequence import Sequence
+
+
+def root_key(
+    model_hash: str, kv_dtype: str, block_size: int, cache_scope: str, adapter: str | None
+) -> bytes:
+    """The key under which blocks are chained; fields are tagged, so none can run into the next."""
+    digest = hashlib.blake2b(digest_size=16, person=b"loraplex-kv-root")
+    fields = {
+        "model": model_hash,
+        "dtype": kv_dtype,
+        "block": str(block_size),
+        "scope": cache_scope,
+        "adapter": adapter or "",
+    }
+    for tag, value in fields.items():
+        digest.update(f"{tag}:{len(value)}:{value};".encode())
+    return digest.digest()
+
+
+class PagedKv:
+    """Block tables of sequences over one BlockPool, with a prefix cache. Pure bookkeeping."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.caching = caching
+        self.pool = BlockPool(num_blocks)
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached, held by nobody; oldest first
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_free + len(self._idle)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks in the prefix cache, held or idle."""
+        return len(self._hash_of)
+
+    def match_prefix(self, seq: Sequence) -> int:
+        return len(self._matching_blocks(seq)) * self.block_size
+
+    def blocks_needed(self, seq: Sequence, num_tokens: int) -> int:
+        return max(0, -(-num_tokens // self.block_size) - len(seq.block_table))
+
+    def start(self, seq: Sequence) -> int:
+        assert not seq.block_table
+        blocks = self._matching_blocks(seq)
+        for block in blocks:
+            self._idle.pop(block, None)
+            self.pool.hold(block)
+        seq.block_table.extend(blocks)
+        seq.num_computed = seq.num_scheduled = len(blocks) * self.block_size
+        return seq.num_computed
+
+    def extend(self, seq: Sequence, num_tokens: int) -> bool:
+        needed = self.blocks_needed(seq, num_tokens)
+        if needed > self.num_free:
+            return False
+        for _ in range(needed):
+            if self.pool.num_free == 0:
+                self._evict_oldest()
+            seq.block_table.append(self.pool.allocate())
+        return True
+
+    def commit(self, seq: Sequence) -> None:
+        if not self.caching:
+            return
+        num_full = min(seq.num_computed, seq.num_known) // self.block_size
+        hashes = self._hashes(seq, num_full)
+        for block, key in zip(seq.block_table[:num_full], hashes, strict=True):
+            if block not in self._hash_of and key not in self._block_of:
+                self._block_of[key] = block
+                self._hash_of[block] = key
+
+    def free(self, seq: Sequence) -> None:
+        # The deepest block goes first, so that eviction shortens chains from their ends.
+        for block in reversed(seq.block_table):
+            if self.pool.drop(block):
+                if block in self._hash_of:
+                    self._idle[block] = None
+                else:
+                    self.pool.free(block)
+        seq.block_table.clear()
+        seq.num_computed = seq.num_scheduled = 0
+
+    def check_integrity(self, sequences: list[Sequence]) -> None:
+        """Assert that blocks are free, idle, or held exactly as often as tables name them."""
+        held = [0] * self.num_blocks
+        for seq in sequences:
+            for block in seq.block_table:
+                held[block] += 1
+        assert all(self.pool.ref_count(b) == n for b, n in enumerate(held))
+        num_held = sum(n > 0 for n in held)
+        assert self.pool.num_free + len(self._idle) + num_held == self.num_blocks
+        assert all(held[b] == 0 and b in self._hash_of for b in self._idle)
+        assert {key: b for b, key in self._hash_of.items()} == self._block_of
+
+    def _matching_blocks(self, seq: Sequence) -> list[int]:
+        if not self.caching:
+            return []
+        blocks: list[int] = []
+        # The last known token is always computed: its logits are wanted.
+        for key in self._hashes(seq, (seq.num_known - 1) // self.block_size):
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _hashes(self, seq: Sequence, num_full: int) -> list[bytes]:
+        size, hashes = self.block_size, seq.block_hashes
+        for start, stop in pairwise(range(len(hashes) * size, num_full * size + 1, size)):
+            parent = hashes[-1] if hashes else seq.cache_root
+            tokens = array("q", seq.known_ids(start, stop)).tobytes()
+            hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
+        return hashes[:num_full]
+
+    def _evict_oldest(self) -> None:
+        block, _ = self._idle.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        self.pool.free(block)

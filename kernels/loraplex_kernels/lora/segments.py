@@ -1,0 +1,44 @@
+"""The chunk table: which tokens of a step belong to which slot. Built with numpy, once a step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSegments:
+    """Tokens sorted by slot and cut into chunks of one slot each; base-model tokens are in none."""
+
+    permutation: Int32Array  # [num_lora_tokens] token indices, sorted by slot, stable
+    chunk_slot: Int32Array  # [num_chunks]
+    chunk_start: Int32Array  # [num_chunks] into permutation
+    chunk_length: Int32Array  # [num_chunks]
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.chunk_slot)
+
+
+def build_segments(token_slots: Int32Array, max_chunk: int = 16) -> LoraSegments | None:
+    """Segments of a step from each token's slot (-1: base model); None if no token has an adapter."""
+    order = np.argsort(token_slots, kind="stable").astype(np.int32)
+    order = order[np.searchsorted(token_slots[order], 0) :]
+    if len(order) == 0:
+        return None
+    slots = token_slots[order]
+    run_start = np.flatnonzero(np.r_[True, slots[1:] != slots[:-1]])
+    run_length = np.diff(np.r_[run_start, len(slots)])
+    chunks_per_run = -(-run_length // max_chunk)
+    first_chunk = np.cumsum(chunks_per_run) - chunks_per_run
+    nth = np.arange(chunks_per_run.sum()) - np.repeat(first_chunk, chunks_per_run)
+    start = np.repeat(run_start, chunks_per_run) + nth * max_chunk
+    length = np.minimum(max_chunk, np.repeat(run_length, chunks_per_run) - nth * max_chunk)
+    return LoraSegments(
+        permutation=order,
+        chunk_slot=np.repeat(slots[run_start], chunks_per_run).astype(np.int32),
+        chunk_start=start.astype(np.int32),
+        chunk_length=length.astype(np.int32),
+    )

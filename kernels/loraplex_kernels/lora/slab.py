@@ -1,0 +1,49 @@
+"""Where LoRA weights live on the device: one slab per fused projection of a layer.
+
+Ranks are rows of an arena: an adapter of rank r takes r consecutive rows, the same rows in every
+slab, so a wide adapter costs its own width and nobody else's. B is stored transposed, so both
+factors are rows of contiguous memory.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSlab:
+    """Fixed-address weights of all slots for one fused projection (slices: q,k,v or gate,up or one).
+
+    `row_start` is shared by all slabs of a model; `rank` and `scale` belong to this projection, so a
+    module that an adapter leaves alone, or adapts with a smaller rank, costs nothing.
+    """
+
+    slice_widths: tuple[int, ...]  # output columns of each slice
+    a: torch.Tensor  # [num_slices, num_rows, in_features]
+    b: tuple[torch.Tensor, ...]  # per slice: [num_rows, slice_width]
+    row_start: torch.Tensor  # int32 [num_slots]
+    rank: torch.Tensor  # int32 [num_slots, num_slices]; 0: this slice is not adapted
+    scale: torch.Tensor  # float32 [num_slots, num_slices]
+
+    @property
+    def in_features(self) -> int:
+        return self.a.shape[2]
+
+    @staticmethod
+    def empty(
+        in_features: int,
+        slice_widths: tuple[int, ...],
+        num_rows: int,
+        row_start: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> "LoraSlab":
+        """A slab with no adapter in it, on row_start's device."""
+        device, num_slots = row_start.device, row_start.shape[0]
+        return LoraSlab(
+            slice_widths=slice_widths,
+            a=torch.zeros(len(slice_widths), num_rows, in_features, dtype=dtype, device=device),
+            b=tuple(torch.zeros(num_rows, w, dtype=dtype, device=device) for w in slice_widths),
+            row_start=row_start,
+            rank=torch.zeros(num_slots, len(slice_widths), dtype=torch.int32, device=device),
+            scale=torch.zeros(num_slots, len(slice_widths), dtype=torch.float32, device=device),
+        )

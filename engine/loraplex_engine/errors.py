@@ -6,7 +6,10 @@ EngineError
 │   └── UnknownAdapter
 ├── EngineUnavailable       the engine process is away, restarting or draining
 ├── EngineOverloaded        the queue cannot be served in time; carries retry_after_s
-└── EngineInternal          a fault of ours; the request did nothing wrong
+├── EngineInternal          a fault of ours; the request did nothing wrong
+└── CannotStart             the engine cannot be started as asked
+    ├── InvalidConfig       a setting, or two together, make no sense
+    └── UnsupportedModel    the model folder holds something this engine does not run
 """
 
 
@@ -44,3 +47,15 @@ class EngineOverloaded(EngineError):
 
 class EngineInternal(EngineError):
     """The engine met a fault of its own while serving the request."""
+
+
+class CannotStart(EngineError):
+    """The engine cannot be started with this configuration, model or machine."""
+
+
+class InvalidConfig(CannotStart):
+    """A setting is out of range or contradicts another."""
+
+
+class UnsupportedModel(CannotStart):
+    """The model folder holds a model, or a variant of one, that this engine does not run."""

@@ -14,7 +14,9 @@ TIERS: tuple[Tier, ...] = ("interactive", "standard", "batch")
 FinishReason = Literal["stop", "length", "abort", "error"]
 WaitReason = Literal["kv", "slot", "loading", "quota", "priority", "prefix"]
 SequencePhase = Literal["waiting", "loading", "prefill", "decode", "parked"]
-ErrorCode = Literal["context_too_long", "unknown_adapter", "overloaded", "unavailable", "internal"]
+ErrorCode = Literal[
+    "bad_request", "context_too_long", "unknown_adapter", "overloaded", "unavailable", "internal"
+]
 
 PROTOCOL_VERSION = 1
 

@@ -1,0 +1,55 @@
+"""Adapters as the engine's loop sees them: versions come and go between steps, never in one."""
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from loraplex_engine.scheduling.policy import AdapterSlots
+from loraplex_kernels.lora import LoraSlab
+
+
+class LoadOutcome(Protocol):
+    """How the load of a version ended."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+class AdapterTier(AdapterSlots, Protocol):
+    """Device slots and what lies below them. Implemented by loraplex_adapters.cache.AdapterCache."""
+
+    @property
+    def slabs(self) -> Mapping[str, LoraSlab]:
+        """The slab of each fused projection, by its name in the model's layout."""
+        ...
+
+    @property
+    def resident(self) -> Collection[str]: ...
+
+    @property
+    def num_free_slots(self) -> int: ...
+
+    def start_load(self, version: str) -> None:
+        """Begin to load a version in the background; state is "loading" until poll reports it."""
+        ...
+
+    def poll(self) -> "Collection[LoadOutcome]":
+        """Loads that ended since the last call; a version that succeeded is resident from now on."""
+        ...
+
+    def slot_of(self, version: str) -> int:
+        """The slot of a resident version."""
+        ...
+
+    def pin(self, version: str, pinned: bool) -> None: ...
+
+    def drop(self, version: str) -> None:
+        """Forget a version that no running sequence uses."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,293 @@
+"""The engine's loop: commands in, one step at a time, events out. Knows no socket and no clock of its own."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from loraplex_engine.adapter_tier import AdapterTier
+from loraplex_engine.intake import Served, live_request, refusal
+from loraplex_engine.live_request import Ending, LiveRequest
+from loraplex_engine.messages import (
+    Abort,
+    AdapterFailed,
+    Command,
+    Drain,
+    DropAdapter,
+    DropPrefix,
+    EngineStats,
+    Event,
+    Explain,
+    Explanation,
+    Generate,
+    Hello,
+    PinAdapter,
+    PreloadAdapter,
+    RegisterPrefix,
+    SetTenant,
+)
+from loraplex_engine.metrics import Meter, sequence_stats
+from loraplex_engine.runner import Runner, SampledTokens
+from loraplex_engine.scheduling.policy import KvCache, Policy, ScheduledTokens, StepPlan
+
+log = logging.getLogger(__name__)
+
+DRAINING = Ending("error", error="unavailable", message="the engine is draining")
+
+
+class _InFlight(NamedTuple):
+    plan: StepPlan
+    handle: Any
+    launched_s: float
+
+
+class Engine:
+    """One model replica. Not thread-safe: submit and step belong to one thread.
+
+    Every accepted Generate ends in exactly one Finished. Events are returned by `step`, answers to
+    commands included, so a caller steps while `has_work` and sleeps a little after a step that was
+    `is_stalled` (work exists, but all of it waits, for example for an adapter).
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        runner: Runner[Any],
+        policy: Policy,
+        kv: KvCache,
+        adapters: AdapterTier,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.served = served
+        self.runner = runner
+        self.policy = policy
+        self.kv = kv
+        self.adapters = adapters
+        self.clock = clock
+        self.prefixes: dict[str, RegisterPrefix] = {}
+        self._live: dict[str, LiveRequest] = {}
+        self._events: list[Event] = []
+        self._in_flight: deque[_InFlight] = deque()
+        self._dropped_adapters: set[str] = set()
+        self._meter = Meter(served.max_num_batched_tokens)
+        self._stats_number = 0
+        self._drain_until_s: float | None = None
+        self._is_stalled = False
+
+    @property
+    def hello(self) -> Hello:
+        return self.served.hello
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live or self._events or self._in_flight)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the last step had nothing to compute."""
+        return self._is_stalled
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether a Drain was asked for and nothing is left to do."""
+        return self._drain_until_s is not None and not self.has_work
+
+    def submit(self, command: Command) -> None:
+        """Take a command between steps; what it has to say comes out of the next step."""
+        match command:
+            case Generate():
+                self._generate(command)
+            case Abort(request_id):
+                self._end(request_id, Ending("abort"))
+            case SetTenant(share):
+                self.policy.set_share(share)
+            case RegisterPrefix(prefix_id):
+                self.prefixes[prefix_id] = command
+            case DropPrefix(prefix_id):
+                self.prefixes.pop(prefix_id, None)
+            case PreloadAdapter(adapter):
+                self._load(adapter)
+            case PinAdapter(adapter, _, pinned):
+                self.adapters.pin(adapter, pinned)
+                if pinned:
+                    self._load(adapter)
+            case DropAdapter(adapter):
+                self._dropped_adapters.add(adapter)
+                self._drop_unused_adapters()
+            case Explain(request_id):
+                self._events.append(self._explain(request_id))
+            case Drain(remaining_s):
+                self._drain_until_s = self.clock() + remaining_s
+
+    def step(self) -> list[Event]:
+        """Plan, compute and judge one step; returns all events since the last call."""
+        self._poll_adapters()
+        self._drain()
+        plan = self.policy.schedule(self.clock())
+        self._meter.preemptions += len(plan.preemptions)
+        for adapter in plan.loads:
+            self.adapters.start_load(adapter)
+        self._is_stalled = not plan.items
+        if plan.items:
+            self._launch(plan)
+        if self._in_flight:
+            self._collect(self._in_flight.popleft())
+        events, self._events = self._events, []
+        return events
+
+    def stats(self) -> EngineStats:
+        """A fresh snapshot; each has its own sequence number."""
+        now = self.clock()
+        self._stats_number += 1
+        hello, meter = self.served.hello, self._meter
+        return EngineStats(
+            engine_id=self.served.engine_id,
+            sequence_number=self._stats_number,
+            engine_clock_s=now,
+            running=len(self.policy.running),
+            waiting=len(self.policy.waiting),
+            sequences=tuple(
+                sequence_stats(live.seq, self.policy.explain(live.seq, now).reason, now)
+                for live in self._live.values()
+            ),
+            free_blocks=self.kv.num_free,
+            num_blocks=self.kv.num_blocks,
+            free_slots=self.adapters.num_free_slots,
+            num_slots=hello.max_loras,
+            resident_adapters=tuple(self.adapters.resident),
+            step_s=meter.step_s,
+            steps=meter.steps,
+            tokens=meter.tokens,
+            tokens_by_tenant=meter.tokens_by_tenant,
+            preemptions=meter.preemptions,
+            spare=meter.spare,
+            draining=self._drain_until_s is not None,
+        )
+
+    def _generate(self, request: Generate) -> None:
+        if request.request_id in self._live:
+            log.error("request id %s is already live; ignored", request.request_id)
+            return
+        now = self.clock()
+        live = live_request(request, self.served, now)
+        ending = refusal(request, self.served)
+        if self._drain_until_s is not None:
+            ending = DRAINING
+        if ending is not None:
+            self._events.append(live.finished(ending, now))
+            return
+        if request.share is not None:
+            self.policy.set_share(request.share)
+        self._live[request.request_id] = live
+        self.policy.add(live.seq, now)
+
+    def _launch(self, plan: StepPlan) -> None:
+        now = self.clock()
+        try:
+            handle = self.runner.launch(plan)
+        except Exception as fault:
+            self._fail_step(plan, now, fault)
+        else:
+            self._in_flight.append(_InFlight(plan, handle, now))
+
+    def _collect(self, step: _InFlight) -> None:
+        plan = step.plan
+        try:
+            outcome = self.runner.collect(step.handle)
+        except Exception as fault:
+            self._fail_step(plan, step.launched_s, fault)
+            return
+        now = self.clock()
+        seconds, num_tokens = now - step.launched_s, plan.num_tokens
+        for item, sampled in zip(plan.items, outcome, strict=True):
+            item.seq.engine_s += seconds * item.num_tokens / num_tokens
+            self._advance(item, sampled, now)
+        self.policy.observe(plan, seconds, now)
+        self._meter.observe(plan, seconds)
+
+    def _advance(self, item: ScheduledTokens, sampled: SampledTokens, now: float) -> None:
+        seq = item.seq
+        seq.num_computed = item.start + item.num_tokens
+        seq.num_pending -= item.samples
+        if seq.is_finished:
+            self._meter.count(seq.tenant, "discarded", len(sampled.token_ids))
+            return
+        live = self._live[seq.request_id]
+        if not live.is_accounted:
+            live.is_accounted = True
+            self._meter.count(seq.tenant, "prompt", seq.num_prompt_tokens)
+            self._meter.count(seq.tenant, "cached", seq.num_cached)
+        if not sampled.token_ids:
+            return
+        try:
+            event, ending = live.append(sampled, now)
+        except Exception as fault:
+            log.exception("tokens of %s could not be taken", seq.request_id)
+            self._end(seq.request_id, _internal(fault))
+            return
+        self._meter.count(seq.tenant, "completion", len(event.token_ids))
+        self._events.append(event)
+        if ending is not None:
+            self._end(seq.request_id, ending)
+
+    def _fail_step(self, plan: StepPlan, launched_s: float, fault: Exception) -> None:
+        """End the sequences of a step that went wrong; the others go on."""
+        log.error("a step failed", exc_info=fault)
+        for item in plan.items:
+            item.seq.num_pending -= item.samples
+            item.seq.num_scheduled = item.seq.num_computed
+            self._end(item.seq.request_id, _internal(fault))
+        now = self.clock()
+        self.policy.observe(plan, now - launched_s, now)
+
+    def _end(self, request_id: str, ending: Ending) -> None:
+        """Close a request, wherever it is; an unknown id is ignored."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        now = self.clock()
+        self.policy.finish(live.seq, now)
+        self._meter.count(live.seq.tenant, "recomputed", live.seq.num_recomputed)
+        self._events.append(live.finished(ending, now))
+        self._drop_unused_adapters()
+
+    def _drain(self) -> None:
+        if self._drain_until_s is not None and self.clock() >= self._drain_until_s:
+            for request_id in list(self._live):
+                self._end(request_id, DRAINING)
+
+    def _load(self, adapter: str) -> None:
+        if self.adapters.state(adapter) == "absent" and self.adapters.can_load(adapter):
+            self.adapters.start_load(adapter)
+
+    def _poll_adapters(self) -> None:
+        for outcome in self.adapters.poll():
+            if outcome.error is None:
+                continue
+            self._events.append(AdapterFailed(outcome.version, outcome.error))
+            ending = Ending("error", error="unknown_adapter", message=outcome.error)
+            for seq in self.policy.waiting:
+                if seq.adapter == outcome.version:
+                    self._end(seq.request_id, ending)
+
+    def _drop_unused_adapters(self) -> None:
+        if not self._dropped_adapters:
+            return
+        in_use = {live.seq.adapter for live in self._live.values()}
+        for adapter in self._dropped_adapters - in_use:
+            self.adapters.drop(adapter)
+            self._dropped_adapters.remove(adapter)
+
+    def _explain(self, request_id: str) -> Explanation:
+        live = self._live.get(request_id)
+        if live is None:
+            return Explanation(request_id, None, None, 0, None)
+        why = self.policy.explain(live.seq, self.clock())
+        return Explanation(
+            request_id, live.seq.phase, why.reason, why.ahead, why.expected_s, why.detail
+        )
+
+
+def _internal(fault: Exception) -> Ending:
+    return Ending("error", error="internal", message=type(fault).__name__)

@@ -1,0 +1,66 @@
+"""What the engine accepts: from a Generate to a live request, or to the reason why not."""
+
+from dataclasses import dataclass, replace
+
+from loraplex_engine.detokenizer import TokenDecoder
+from loraplex_engine.live_request import Ending, LiveRequest
+from loraplex_engine.messages import ErrorCode, Generate, Hello
+from loraplex_engine.prefix_cache import root_key
+from loraplex_engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine serves: its first word to clients, and what the loop must know of the model."""
+
+    engine_id: str
+    hello: Hello
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    decoder: TokenDecoder
+    max_num_batched_tokens: int
+
+
+def live_request(request: Generate, served: Served, now: float) -> LiveRequest:
+    hello, sampling = served.hello, request.sampling
+    root = root_key(
+        hello.model_hash, hello.dtype, hello.block_size, request.cache_scope, request.adapter
+    )
+    seq = Sequence(
+        request_id=request.request_id,
+        prompt_ids=request.prompt_ids,
+        # Siblings of one request share its seed, and must not share their draws.
+        sampling=replace(sampling, seed=sampling.seed + request.index),
+        tenant=request.tenant,
+        arrival_s=now,
+        tier=request.tier,
+        adapter=request.adapter,
+        cache_root=root,
+        deadline_s=None if request.remaining_s is None else now + request.remaining_s,
+        parent_id=request.parent_id,
+        job_id=request.job_id,
+    )
+    return LiveRequest(seq, served.decoder, served.eos_token_ids)
+
+
+def refusal(request: Generate, served: Served) -> Ending | None:
+    """Why this engine can never serve a request, or None."""
+    limit, sampling = served.hello.max_model_len, request.sampling
+    tokens = [*request.prompt_ids, *(token for token, _ in sampling.logit_bias)]
+    num_tokens = len(request.prompt_ids) + sampling.max_tokens
+    if not request.prompt_ids:
+        return _error("bad_request", "the prompt is empty")
+    if min(tokens) < 0 or max(tokens) >= served.vocab_size:
+        return _error("bad_request", "a token id is outside the vocabulary")
+    if sampling.max_tokens < 1 or "" in sampling.stop:
+        return _error("bad_request", "max_tokens is below 1, or a stop string is empty")
+    if num_tokens > limit:
+        text = f"prompt and max_tokens make {num_tokens} tokens; the limit is {limit}"
+        return _error("context_too_long", text)
+    if request.adapter is not None and served.hello.max_loras == 0:
+        return _error("unknown_adapter", "this engine serves no adapters")
+    return None
+
+
+def _error(code: ErrorCode, message: str) -> Ending:
+    return Ending("error", error=code, message=message)

@@ -5,6 +5,7 @@ EngineError
 │   ├── ContextTooLong
 │   └── UnknownAdapter
 ├── EngineUnavailable       the engine process is away, restarting or draining
+├── ModelUnavailable        the base model cannot be found, fetched or converted
 ├── EngineOverloaded        the queue cannot be served in time; carries retry_after_s
 ├── EngineInternal          a fault of ours; the request did nothing wrong
 └── CannotStart             the engine cannot be started as asked
@@ -35,6 +36,10 @@ class UnknownAdapter(BadRequest):
 
 class EngineUnavailable(EngineError):
     """The engine is not reachable: starting, restarting or draining."""
+
+
+class ModelUnavailable(EngineError):
+    """The base model cannot be found, fetched or converted."""
 
 
 class EngineOverloaded(EngineError):

@@ -1,0 +1,36 @@
+"""Fixtures that several layers share; a server starts once per run, on first use."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from tests.services import PostgresServer, RedisServer, running_postgres, running_redis
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The run's Postgres: do not kill it, use `running_postgres()` for that."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """An empty database for one test."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """The run's Redis: do not kill it, use `running_redis()` for that."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """An empty Redis for one test."""
+    redis_server.execute("FLUSHALL")
+    return redis_server.url

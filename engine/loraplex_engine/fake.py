@@ -1,0 +1,298 @@
+"""FakeEngine: the in-memory twin of an engine's client, for tests of everything above the engine."""
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from loraplex_engine.errors import EngineUnavailable
+from loraplex_engine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AdapterFailed,
+    Command,
+    EngineStats,
+    ErrorCode,
+    Explanation,
+    Finished,
+    FinishReason,
+    Generate,
+    Hello,
+    SequencePhase,
+    SequenceStats,
+    TokenCounters,
+    TokenEvent,
+    TokenLogprob,
+)
+
+BLOCK = 16  # tokens
+
+
+@dataclass(slots=True, eq=False)
+class FakeSequence:
+    """A sequence in flight."""
+
+    request: Generate
+    life: int  # of the engine that it runs on
+    started_s: float
+    cached_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    held_text: str = ""
+    first_token_s: float | None = None
+    is_aborted: bool = False
+
+    def take_text(self, new: str) -> tuple[str, str | None]:
+        """Text that can be shown now, and the stop string that was found."""
+        stops = self.request.sampling.stop
+        text = self.held_text + new
+        if len(self.token_ids) < self.request.sampling.min_tokens:
+            stops = ()
+        found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+        if found:
+            at, stop = min(found)
+            return text[:at], stop
+        held = max((_overlap(text, stop) for stop in stops), default=0)
+        self.held_text = text[len(text) - held :]
+        return text[: len(text) - held], None
+
+
+class FakeEngine:
+    """Answers with tokens that depend on prompt, adapter and seed alone, at `step_s` a token.
+
+    Faults come on demand: `go_away` and `come_back`; `die_after = k` lets the engine die, once,
+    after k more tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_model_len: int = 2048,
+        vocab: range = range(3, 259),
+        text_of: Callable[[int], str] = lambda token_id: f" w{token_id}",
+        step_s: float = 0.0,
+    ) -> None:
+        self._hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            model_hash="fake",
+            max_model_len=max_model_len,
+            max_lora_rank=64,
+            max_loras=8,
+            num_blocks=4096,
+            block_size=BLOCK,
+            device="fake",
+            dtype="float32",
+        )
+        self.step_s = step_s
+        self.die_after: int | None = None
+        self.restart_s: float | None = None  # None: stays away until come_back
+        self.unknown_adapters: set[str] = set()
+        self.requests: list[Generate] = []
+        self.commands: list[Command] = []
+        self.num_generated = 0
+        self._vocab = vocab
+        self._text_of = text_of
+        self._is_up = True
+        self._life = 0
+        self._running: dict[str, FakeSequence] = {}
+        self._prefixes: set[tuple[str, str | None, tuple[int, ...]]] = set()
+        self._failures: asyncio.Queue[AdapterFailed] = asyncio.Queue()
+        self._stats_count = 0
+
+    async def start(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        self._is_up = False
+
+    @property
+    def hello(self) -> Hello | None:
+        return self._hello if self._is_up else None
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def stats(self) -> EngineStats | None:
+        if not self._is_up:
+            return None
+        self._stats_count += 1
+        sequences = tuple(self._stats_of(s) for s in self._running.values())
+        used = sum(-(-(s.prompt_tokens + s.completion_tokens) // BLOCK) for s in sequences)
+        return EngineStats(
+            engine_id=f"fake-{self._life}",
+            sequence_number=self._stats_count,
+            engine_clock_s=time.monotonic(),
+            running=len(sequences),
+            waiting=0,
+            sequences=sequences,
+            free_blocks=self._hello.num_blocks - used,
+            num_blocks=self._hello.num_blocks,
+            free_slots=self._hello.max_loras,
+            num_slots=self._hello.max_loras,
+            resident_adapters=(),
+            step_s=self.step_s,
+            steps=self.num_generated,
+            tokens=TokenCounters(completion=self.num_generated),
+        )
+
+    def go_away(self) -> None:
+        """The process is gone: every sequence ends without a last word."""
+        self._is_up = False
+        self._life += 1
+        self._prefixes.clear()
+
+    def come_back(self) -> None:
+        self._is_up = True
+
+    def fail_adapter(self, adapter: str, reason: str) -> None:
+        self.unknown_adapters.add(adapter)
+        self._failures.put_nowait(AdapterFailed(adapter, reason))
+
+    async def generate(self, request: Generate) -> AsyncIterator[TokenEvent | Finished]:
+        if not self._is_up:
+            raise EngineUnavailable
+        self.requests.append(request)
+        sequence = FakeSequence(request, self._life, time.monotonic(), self._cached_tokens(request))
+        error = self._refusal(request)
+        if error is not None:
+            yield _finished(sequence, "error", error=error)
+            return
+        assert request.request_id not in self._running, "a request id is used once"
+        self._running[request.request_id] = sequence
+        try:
+            async for event in self._steps(sequence):
+                yield event
+        finally:
+            del self._running[request.request_id]
+
+    async def send(self, command: Command) -> None:
+        if not self._is_up:
+            raise EngineUnavailable
+        self.commands.append(command)
+        if isinstance(command, Abort) and command.request_id in self._running:
+            self._running[command.request_id].is_aborted = True
+
+    async def explain(self, request_id: str) -> Explanation:
+        phase: SequencePhase | None = "decode" if request_id in self._running else None
+        return Explanation(request_id, phase, None, ahead=0, expected_s=None)
+
+    async def failures(self) -> AsyncIterator[AdapterFailed]:
+        while True:
+            yield await self._failures.get()
+
+    async def _steps(self, sequence: FakeSequence) -> AsyncIterator[TokenEvent | Finished]:
+        sampling = sequence.request.sampling
+        draw = random.Random(_state(sequence.request))
+        reason: FinishReason = "length"
+        stop: str | int | None = None
+        while len(sequence.token_ids) < sampling.max_tokens and stop is None:
+            await asyncio.sleep(self.step_s)
+            self._live(sequence)
+            if sequence.is_aborted:
+                yield _finished(sequence, "abort")
+                return
+            token_id = draw.choice(self._vocab)
+            sequence.token_ids.append(token_id)
+            sequence.first_token_s = sequence.first_token_s or time.monotonic()
+            self.num_generated += 1
+            text, stop = sequence.take_text(self._text_of(token_id))
+            if token_id in sampling.stop_token_ids:
+                stop = token_id
+            if len(sequence.token_ids) == sampling.max_tokens and stop is None:
+                text += sequence.held_text
+            yield TokenEvent(
+                sequence.request.request_id, (token_id,), text, self._logprobs(sequence, token_id)
+            )
+        if stop is not None:
+            reason = "stop"
+        self._remember(sequence.request)
+        yield _finished(sequence, reason, stop_reason=stop)
+
+    def _live(self, sequence: FakeSequence) -> None:
+        """Raises when the engine that ran this sequence is gone, or is told to die now."""
+        if self.die_after is not None:
+            self.die_after -= 1
+            if self.die_after < 0:
+                self.die_after = None
+                self.go_away()
+                if self.restart_s is not None:
+                    asyncio.get_running_loop().call_later(self.restart_s, self.come_back)
+        if sequence.life != self._life:
+            raise EngineUnavailable
+
+    def _refusal(self, request: Generate) -> ErrorCode | None:
+        if len(request.prompt_ids) + request.sampling.max_tokens > self._hello.max_model_len:
+            return "context_too_long"
+        return "unknown_adapter" if request.adapter in self.unknown_adapters else None
+
+    def _logprobs(self, sequence: FakeSequence, token_id: int) -> tuple[TokenLogprob, ...]:
+        count = sequence.request.sampling.logprobs
+        if count is None:
+            return ()
+        top = tuple(((token_id + i) % self._vocab.stop, -0.5 - i) for i in range(count))
+        return (TokenLogprob(token_id, -0.5, top),)
+
+    def _cached_tokens(self, request: Generate) -> int:
+        ids = request.prompt_ids
+        for end in range((len(ids) - 1) // BLOCK * BLOCK, 0, -BLOCK):
+            if (request.cache_scope, request.adapter, ids[:end]) in self._prefixes:
+                return end
+        return 0
+
+    def _remember(self, request: Generate) -> None:
+        ids = request.prompt_ids
+        for end in range(BLOCK, len(ids) + 1, BLOCK):
+            self._prefixes.add((request.cache_scope, request.adapter, ids[:end]))
+
+    def _stats_of(self, sequence: FakeSequence) -> SequenceStats:
+        return SequenceStats(
+            request_id=sequence.request.request_id,
+            tenant=sequence.request.tenant,
+            tier=sequence.request.tier,
+            adapter=sequence.request.adapter,
+            phase="decode",
+            reason=None,
+            prompt_tokens=len(sequence.request.prompt_ids),
+            completion_tokens=len(sequence.token_ids),
+            waited_s=0.0,
+            job_id=sequence.request.job_id,
+        )
+
+
+def _finished(
+    sequence: FakeSequence,
+    reason: FinishReason,
+    *,
+    stop_reason: str | int | None = None,
+    error: ErrorCode | None = None,
+) -> Finished:
+    first = sequence.first_token_s
+    return Finished(
+        request_id=sequence.request.request_id,
+        finish_reason=reason,
+        prompt_tokens=len(sequence.request.prompt_ids),
+        cached_tokens=sequence.cached_tokens,
+        completion_tokens=len(sequence.token_ids),
+        recomputed_tokens=0,
+        queue_s=0.0,
+        ttft_s=None if first is None else first - sequence.started_s,
+        total_s=time.monotonic() - sequence.started_s,
+        engine_s=0.001 * len(sequence.token_ids),
+        tier=sequence.request.tier,
+        stop_reason=stop_reason,
+        error=error,
+    )
+
+
+def _state(request: Generate) -> bytes:
+    """What the tokens depend on: greedy sampling has no seed."""
+    seed = request.sampling.seed if request.sampling.temperature > 0 else None
+    return hashlib.sha256(repr((request.prompt_ids, request.adapter, seed)).encode()).digest()
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of the text that the stop string begins with."""
+    return next((k for k in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:k])), 0)

@@ -1,0 +1,58 @@
+"""The seam where limits bind: reserve before the engine works, settle when it is done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from loraplex_engine.messages import Tier
+from loraplex_platform.kit.principal import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for before it is served."""
+
+    request_id: str
+    principal: Principal
+    model: str
+    tier: Tier
+    prompt_tokens: int
+    max_tokens: int  # the most it may generate, over all its sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Actual:
+    """What it took in the end."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What the limiter granted; headers tell the client what is left."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Limiter(Protocol):
+    """Checks and charges all limits in one atomic step."""
+
+    async def reserve(self, demand: Demand) -> Reservation:
+        """Charge it all, or raise RateLimited with nothing consumed."""
+        ...
+
+    async def settle(self, demand: Demand, actual: Actual | None) -> None:
+        """Replace the estimate by what it took (None: nothing); idempotent by request id."""
+        ...
+
+
+class AdmitAll:
+    """A limiter without limits."""
+
+    async def reserve(self, demand: Demand) -> Reservation:
+        return Reservation()
+
+    async def settle(self, demand: Demand, actual: Actual | None) -> None:
+        return None

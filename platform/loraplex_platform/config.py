@@ -1,0 +1,86 @@
+"""Settings: the only reader of the environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PREFIX = "LORAPLEX_"
+
+
+class BadSetting(Exception):
+    """An environment variable has a value that cannot be used; carries its name."""
+
+    def __init__(self, name: str, value: str, expected: str) -> None:
+        super().__init__(f"{PREFIX}{name}={value!r}: expected {expected}")
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the platform is told; engine settings pass through unread, the engine judges them."""
+
+    home: Path = Path("var")
+    cache: Path = Path.home() / ".cache" / "loraplex"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    database_url: str | None = None  # None: SQLite in home
+    database_pool_size: int = 5
+    redis_url: str | None = None
+    region: str = "local"
+    model: str | None = None  # folder or hub id; None: the demo model
+    served_model_name: str | None = None  # the base model's id; None: its folder's name
+    engine_wait_s: float = 30.0  # how long a request waits for an engine that restarts
+    max_body_bytes: int = 10 * 1024 * 1024
+    log_level: str = "info"
+    engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise BadSetting("PORT", str(self.port), "a port number")
+        if self.database_pool_size < 1:
+            raise BadSetting("DATABASE_POOL_SIZE", str(self.database_pool_size), "at least 1")
+        if self.log_level not in LOG_LEVELS:
+            raise BadSetting("LOG_LEVEL", self.log_level, " or ".join(LOG_LEVELS))
+
+    @property
+    def database(self) -> str:
+        """The database's URL."""
+        return self.database_url or f"sqlite:///{self.home.absolute() / 'loraplex.sqlite3'}"
+
+    def engine_environment(self) -> dict[str, str]:
+        """The engine's settings as environment variables for its process."""
+        return {PREFIX + name: value for name, value in self.engine.items()}
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+TEXT = ("host", "database_url", "redis_url", "region", "model", "served_model_name", "log_level")
+PATHS = ("home", "cache")
+INTEGERS = ("port", "database_pool_size", "max_body_bytes")
+SECONDS = ("engine_wait_s",)
+
+
+def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read LORAPLEX_*; a name that is not the platform's own goes to the engine."""
+    given = {k[len(PREFIX) :]: v for k, v in environ.items() if k.startswith(PREFIX) and v}
+    values: dict[str, object] = {
+        "cache": Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loraplex"
+    }
+    for name in (*TEXT, *PATHS, *INTEGERS, *SECONDS):
+        raw = given.pop(name.upper(), None)
+        if raw is not None:
+            values[name] = _parse(name, raw)
+    return Settings(**values, engine=given)  # type: ignore[arg-type]  # checked by _parse
+
+
+def _parse(name: str, raw: str) -> object:
+    if name in PATHS:
+        return Path(raw).expanduser()
+    try:
+        if name in INTEGERS:
+            return int(raw)
+        if name in SECONDS:
+            return float(raw)
+    except ValueError as error:
+        raise BadSetting(name.upper(), raw, "a number") from error
+    return raw

@@ -1,0 +1,81 @@
+"""The database: SQLite (WAL) or PostgreSQL behind one async engine."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+SQLITE_PRAGMAS = (
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA synchronous=NORMAL",
+    "PRAGMA foreign_keys=ON",
+    "PRAGMA busy_timeout=10000",  # milliseconds a writer waits for another process
+)
+
+
+def async_url(url: str) -> str:
+    """The URL with the driver that the platform uses: aiosqlite or psycopg."""
+    return _with_driver(url, "sqlite+aiosqlite", "postgresql+psycopg")
+
+
+def sync_url(url: str) -> str:
+    """The same database for Alembic."""
+    return _with_driver(url, "sqlite", "postgresql+psycopg")
+
+
+def _with_driver(url: str, sqlite: str, postgres: str) -> str:
+    parsed = make_url(url)
+    backend = parsed.drivername.split("+")[0]
+    drivers = {"sqlite": sqlite, "postgresql": postgres, "postgres": postgres}
+    if backend not in drivers:
+        raise ValueError(f"unsupported database: {backend} (use sqlite or postgresql)")
+    return parsed.set(drivername=drivers[backend]).render_as_string(hide_password=False)
+
+
+class Database:
+    """Hands out units of work; nobody else begins, commits or rolls back."""
+
+    def __init__(self, url: str, *, pool_size: int = 5, pool_timeout_s: float = 30.0) -> None:
+        self.url = url
+        self._engine = create_async_engine(
+            async_url(url), pool_size=pool_size, max_overflow=0, pool_timeout=pool_timeout_s
+        )
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine.sync_engine, "connect", _configure_sqlite)
+            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+        reader = self._engine.execution_options(postgresql_readonly=True)
+        self._write = async_sessionmaker(self._engine, expire_on_commit=False)
+        self._read = async_sessionmaker(reader, expire_on_commit=False)
+
+    @asynccontextmanager
+    async def unit_of_work(self) -> AsyncIterator[AsyncSession]:
+        """One transaction that may write: commits at the end, rolls back on any exception."""
+        async with self._write.begin() as session:
+            yield session
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncSession]:
+        """One transaction that only reads; on SQLite it waits for no writer."""
+        async with self._read() as session:
+            yield session
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def _configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    connection.isolation_level = None  # we send BEGIN ourselves
+    cursor = connection.cursor()
+    for pragma in SQLITE_PRAGMAS:
+        cursor.execute(pragma)
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that reads first and writes later cannot wait for the lock: take it at once.
+    reads = connection.get_execution_options().get("postgresql_readonly", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -1,0 +1,136 @@
+"""Errors of the platform; `loraplex_platform.errors` alone knows what they are in HTTP.
+
+PlatformError
+├── InvalidRequest            what the client sent cannot be served as it is
+│   ├── UnsupportedParameter
+│   ├── ContextLengthExceeded
+│   └── TooLarge
+├── InvalidApiKey             no key, an unknown one, or a revoked one: always the same answer
+├── PermissionDenied
+├── NotFound                  also what belongs to another tenant
+│   └── ModelNotFound
+├── Conflict
+├── RateLimited               carries retry_after_s
+│   └── QuotaExceeded         waiting does not help
+├── Overloaded                carries retry_after_s
+├── DeadlineExceeded
+└── InternalError             a fault of ours
+"""
+
+
+class PlatformError(Exception):
+    """The root; `code` is OpenAI's machine-readable code, `param` the field at fault."""
+
+    code: str | None = None
+
+    def __init__(
+        self, message: str | None = None, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        self.message = message or self.__doc__ or type(self).__name__
+        super().__init__(self.message)
+        self.param = param
+        self.code = code or type(self).code
+
+
+class InvalidRequest(PlatformError):
+    """The request is not valid."""
+
+
+class UnsupportedParameter(InvalidRequest):
+    """The request has a parameter that is not supported here."""
+
+    code = "unsupported_parameter"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"Unsupported parameter: '{param}'.", param=param)
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and requested output are longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class TooLarge(InvalidRequest):
+    """The request's body is larger than this route accepts."""
+
+    code = "request_too_large"
+
+
+class InvalidApiKey(PlatformError):
+    """Incorrect API key provided."""
+
+    code = "invalid_api_key"
+
+
+class PermissionDenied(PlatformError):
+    """The key may not do this."""
+
+    code = "insufficient_permissions"
+
+
+class NotFound(PlatformError):
+    """There is no such object."""
+
+
+class ModelNotFound(NotFound):
+    """The model does not exist or you do not have access to it."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model '{model}' does not exist or you do not have access to it.", param="model"
+        )
+        self.model = model
+
+
+class Conflict(PlatformError):
+    """The object's state does not allow this."""
+
+
+class RateLimited(PlatformError):
+    """A rate limit is reached; nothing was consumed."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+        dimension: str = "requests",
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
+        self.dimension = dimension
+
+
+class QuotaExceeded(RateLimited):
+    """A budget is used up; waiting does not help."""
+
+    code = "insufficient_quota"
+
+    def __init__(self, message: str | None = None, *, code: str | None = None) -> None:
+        super().__init__(message, dimension="insufficient_quota", code=code)
+
+
+class Overloaded(PlatformError):
+    """The server cannot take this request at the moment."""
+
+    code = "server_is_overloaded"
+
+    def __init__(self, message: str | None = None, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(PlatformError):
+    """The request's deadline passed."""
+
+    code = "timeout"
+
+
+class InternalError(PlatformError):
+    """The server had an error while processing the request."""

@@ -1,0 +1,117 @@
+"""Prometheus metrics, all named loraplex_*; labels come from closed sets, never from clients."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from loraplex_engine.client import EngineClient
+from loraplex_engine.messages import TIERS, EngineStats, Tier
+
+SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the metrics want to know of a request that ended."""
+
+    tier: Tier
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    sequences: int
+    queue_s: float | None
+    ttft_s: float | None
+    total_s: float
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token after the first of each sequence."""
+        later = self.completion_tokens - self.sequences
+        if self.ttft_s is None or later <= 0:
+            return None
+        return (self.total_s - self.ttft_s) * self.sequences / later
+
+
+class Metrics:
+    """One API process's metrics, in a registry of its own."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._registry = registry = CollectorRegistry()
+        registry.register(EngineCollector(engine))
+        by = ("tier", "outcome")
+        self._requests = Counter("loraplex_requests", "Requests that ended.", by, registry=registry)
+        self._tokens = Counter(
+            "loraplex_tokens", "Tokens by kind.", ("tier", "kind"), registry=registry
+        )
+        self._ttft = Histogram(
+            "loraplex_ttft_seconds", "Time to first token.", by, registry=registry, buckets=SHORT_S
+        )
+        self._tpot = Histogram(
+            "loraplex_tpot_seconds",
+            "Time per output token after the first.",
+            by,
+            registry=registry,
+            buckets=PER_TOKEN_S,
+        )
+        self._queue = Histogram(
+            "loraplex_queue_wait_seconds",
+            "Time in the engine's queue.",
+            by,
+            registry=registry,
+            buckets=SHORT_S,
+        )
+
+    def observe(self, seen: Observation) -> None:
+        self._requests.labels(seen.tier, seen.outcome).inc()
+        self._tokens.labels(seen.tier, "prompt").inc(seen.prompt_tokens)
+        self._tokens.labels(seen.tier, "cached").inc(seen.cached_tokens)
+        self._tokens.labels(seen.tier, "completion").inc(seen.completion_tokens)
+        timings = (
+            (self._ttft, seen.ttft_s),
+            (self._tpot, seen.tpot_s),
+            (self._queue, seen.queue_s),
+        )
+        for histogram, seconds in timings:
+            if seconds is not None:
+                histogram.labels(seen.tier, seen.outcome).observe(seconds)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class EngineCollector(Collector):
+    """Gauges read from the engine's latest statistics when Prometheus asks."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        yield GaugeMetricFamily(
+            "loraplex_engine_up", "Whether the engine speaks.", float(stats is not None)
+        )
+        if stats is None:
+            return
+        yield _by_tier(stats, "loraplex_running", "Sequences in steps.", is_waiting=False)
+        yield _by_tier(stats, "loraplex_waiting", "Sequences that wait.", is_waiting=True)
+        used = 1.0 - stats.free_blocks / stats.num_blocks if stats.num_blocks else 0.0
+        yield GaugeMetricFamily("loraplex_kv_usage_ratio", "Blocks in use, 0 to 1.", used)
+
+
+def _by_tier(stats: EngineStats, name: str, text: str, *, is_waiting: bool) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=("tier",))
+    waiting_phases = ("waiting", "loading", "parked")
+    for tier in TIERS:
+        count = sum(
+            s.tier == tier and (s.phase in waiting_phases) == is_waiting for s in stats.sequences
+        )
+        gauge.add_metric((tier,), count)
+    return gauge

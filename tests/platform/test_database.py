@@ -1,0 +1,79 @@
+"""The database's rules: migrations describe the models, tenant data is read through its scope."""
+
+import ast
+import asyncio
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine
+
+import loraplex_platform
+from loraplex_platform.db.database import Database, sync_url
+from loraplex_platform.db.migrations import upgrade
+from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.models import Base, Tenant
+from loraplex_platform.tenants.service import TenantService
+
+PACKAGE = Path(loraplex_platform.__file__).parent
+
+
+def test_migrations_make_what_the_models_say(migrated: Path) -> None:
+    engine = create_engine(sync_url(f"sqlite:///{migrated}"))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_upgrade_twice_changes_nothing(tmp_path: Path) -> None:
+    upgrade(f"sqlite:///{tmp_path / 'x.sqlite3'}")
+    upgrade(f"sqlite:///{tmp_path / 'x.sqlite3'}")
+
+
+async def test_unit_of_work_rolls_back_when_its_body_fails(database: Database) -> None:
+    tenant = Tenant(
+        id="ten_1", name="a", weight=1, max_tier="batch", created_at=SystemClock().now()
+    )
+
+    async def fail_after_writing() -> None:
+        async with database.unit_of_work() as session:
+            session.add(tenant)
+            await session.flush()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail_after_writing()
+    assert await TenantService(database, SystemClock()).list() == []
+
+
+async def test_writers_that_read_first_wait_for_each_other(database: Database) -> None:
+    service = TenantService(database, SystemClock())
+    await asyncio.gather(*(service.create(f"t{i}") for i in range(20)))
+    assert len(await service.list()) == 20
+
+
+async def test_reader_does_not_wait_for_a_writer(database: Database) -> None:
+    async with database.unit_of_work(), asyncio.timeout(2), database.reading() as session:
+        await session.get(Tenant, "nobody")
+
+
+def test_repositories_start_every_statement_from_the_tenant_scope() -> None:
+    """`select`, `update`, `delete` and `.get` belong to db/ alone."""
+    offences = []
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name == "db":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlalchemy"):
+                names = {alias.name for alias in node.names}
+                offences += [f"{path.name}: {n}" for n in names & {"select", "update", "delete"}]
+            if isinstance(node, ast.Attribute) and node.attr in {"commit", "rollback"}:
+                offences.append(f"{path.name}:{node.lineno}: {node.attr}")
+    assert offences == []
+
+
+def test_tables_with_a_tenant_are_tenant_owned() -> None:
+    tables = [t for t in Base.metadata.tables.values() if t.name != "tenant"]
+    assert [t.name for t in tables if "tenant_id" not in t.columns] == []

@@ -1,0 +1,157 @@
+"""Puts an engine together: model, memory, policy and loop, sized to the machine it runs on."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import uuid4
+
+import torch
+
+from loraplex_engine.adapter_tier import AdapterTier
+from loraplex_engine.config import EngineConfig
+from loraplex_engine.core import Engine
+from loraplex_engine.detokenizer import TokenDecoder
+from loraplex_engine.device import Device, KvShape
+from loraplex_engine.errors import CannotStart, InvalidConfig
+from loraplex_engine.intake import Served
+from loraplex_engine.messages import PROTOCOL_VERSION, Hello
+from loraplex_engine.model.config import ModelConfig, read_model_config
+from loraplex_engine.model.decoder import Decoder
+from loraplex_engine.model.weights import Checkpoint
+from loraplex_engine.prefix_cache import PagedKv
+from loraplex_engine.runner import ModelRunner, TokenSampler
+from loraplex_engine.sampler import Sampler
+from loraplex_engine.scheduling.fcfs import Fcfs
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+CPU_TOKENS_PER_SEQ = 512  # KV held for each of max_num_seqs when nothing else is said
+CPU_MEMORY_SHARE = 4  # at most a quarter of what is available goes to KV
+
+
+class Capacity(NamedTuple):
+    """The limits of an engine on this machine, none left open."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in the device's memory, before KV and adapters take their share."""
+
+    config: ModelConfig
+    decoder: Decoder
+    device: Device
+    dtype: torch.dtype
+    fingerprint: str
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Read the weights; the first step of a start, and the longest."""
+    device = Device(config.device)
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    shape = read_model_config(config.model)
+    if config.max_model_len is not None and config.max_model_len > shape.max_position:
+        raise InvalidConfig(
+            f"max_model_len is {config.max_model_len}, the model knows {shape.max_position}"
+        )
+    name = shape.dtype if config.dtype == "auto" else config.dtype
+    if name not in DTYPES:
+        raise InvalidConfig(f"the checkpoint's dtype is {name}; set dtype to {', '.join(DTYPES)}")
+    dtype = DTYPES[name]
+    checkpoint = Checkpoint(config.model, dtype, device.torch_device)
+    decoder = Decoder(shape, checkpoint, config.max_model_len or shape.max_position)
+    return LoadedModel(shape, decoder, device, dtype, checkpoint.fingerprint())
+
+
+def build_engine(
+    config: EngineConfig,
+    model: LoadedModel,
+    adapters: AdapterTier,
+    decoder: TokenDecoder,
+    *,
+    sampler: TokenSampler | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Engine:
+    """An engine over a loaded model; `sampler` replaces the drawing of tokens."""
+    kv_shape = _kv_shape(config, model)
+    capacity = fit(config, model, kv_shape)
+    kv = PagedKv(capacity.num_blocks, config.block_size, caching=config.enable_prefix_caching)
+    policy = Fcfs(
+        kv,
+        adapters,
+        max_num_seqs=capacity.max_num_seqs,
+        max_num_batched_tokens=capacity.max_num_batched_tokens,
+    )
+    runner = ModelRunner(
+        model.decoder,
+        model.device.allocate_kv(kv_shape, capacity.num_blocks),
+        adapters,
+        sampler or Sampler(model.config.eos_token_ids),
+        model.device,
+    )
+    hello = Hello(
+        protocol=PROTOCOL_VERSION,
+        model_hash=model.fingerprint,
+        max_model_len=capacity.max_model_len,
+        max_lora_rank=config.max_lora_rank,
+        max_loras=config.max_loras,
+        num_blocks=capacity.num_blocks,
+        block_size=config.block_size,
+        device=model.device.name,
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+    served = Served(
+        engine_id=uuid4().hex,
+        hello=hello,
+        vocab_size=model.config.vocab_size,
+        eos_token_ids=model.config.eos_token_ids,
+        decoder=decoder,
+        max_num_batched_tokens=capacity.max_num_batched_tokens,
+    )
+    return Engine(served, runner, policy, kv, adapters, clock)
+
+
+def fit(config: EngineConfig, model: LoadedModel, kv_shape: KvShape) -> Capacity:
+    """Fill in what the configuration leaves open, from the model and the memory that is left."""
+    is_cuda = model.device.is_cuda
+    max_num_seqs = config.max_num_seqs or (256 if is_cuda else 32)
+    max_num_batched_tokens = config.max_num_batched_tokens or (2048 if is_cuda else 256)
+    wanted_len = config.max_model_len or model.config.max_position
+    memory = model.device.memory()
+    if is_cuda:
+        used = memory.total_bytes - memory.available_bytes
+        budget = int(memory.total_bytes * config.gpu_memory_utilization) - used
+        budget -= _activation_bytes(model, max_num_seqs, max_num_batched_tokens)
+    elif config.cpu_kv_cache_bytes is not None:
+        budget = config.cpu_kv_cache_bytes
+    else:
+        num_tokens = max(wanted_len, max_num_seqs * CPU_TOKENS_PER_SEQ)
+        num_blocks = -(-num_tokens // kv_shape.block_size)
+        budget = min(memory.available_bytes // CPU_MEMORY_SHARE, num_blocks * kv_shape.block_bytes)
+    num_blocks = budget // kv_shape.block_bytes
+    if num_blocks < 1:
+        raise CannotStart(f"{budget} bytes are left for KV; one block takes {kv_shape.block_bytes}")
+    pool_tokens = num_blocks * kv_shape.block_size
+    if config.max_model_len is not None and config.max_model_len > pool_tokens:
+        raise InvalidConfig(
+            f"max_model_len is {config.max_model_len} tokens; the KV cache holds {pool_tokens}"
+        )
+    return Capacity(min(wanted_len, pool_tokens), max_num_seqs, max_num_batched_tokens, num_blocks)
+
+
+def _kv_shape(config: EngineConfig, model: LoadedModel) -> KvShape:
+    shape = model.config
+    return KvShape(
+        shape.num_layers, shape.num_kv_heads, config.block_size, shape.head_dim, model.dtype
+    )
+
+
+def _activation_bytes(model: LoadedModel, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """An upper estimate of a step's intermediate tensors, float32 logits and float64 sampling included."""
+    shape = model.config
+    row = 8 * shape.hidden_size + 4 * shape.intermediate_size
+    return max_num_batched_tokens * row * 4 + max_num_seqs * shape.vocab_size * 32

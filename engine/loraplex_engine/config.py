@@ -1,0 +1,63 @@
+"""What an engine is started with. Names mean what they mean in vLLM; None asks for what fits the machine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from loraplex_engine.errors import InvalidConfig
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
+SchedulingPolicy = Literal["fcfs"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine, valid once made."""
+
+    model: Path  # a Hugging Face folder: config.json and safetensors
+    dtype: Dtype = "auto"  # the checkpoint's own
+    device: DeviceKind = "auto"
+    max_model_len: int | None = None  # tokens, prompt and completion; None: what the model knows
+    max_num_seqs: int | None = None  # running at once
+    max_num_batched_tokens: int | None = None  # in one step
+    block_size: int = 16  # tokens
+    gpu_memory_utilization: float = 0.9  # of the device's memory, weights and slots included
+    cpu_kv_cache_bytes: int | None = None  # the CPU's twin of gpu_memory_utilization
+    enable_prefix_caching: bool = True
+    max_loras: int = 8  # device slots
+    max_lora_rank: int = 64
+    max_cpu_lora_bytes: int = 512 * 2**20  # loaded adapters kept below the slots
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    threads: int | None = None  # of the CPU's kernels; None: one per core
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, get_args(Dtype))
+        _check_choice("device", self.device, get_args(DeviceKind))
+        _check_choice("scheduling_policy", self.scheduling_policy, get_args(SchedulingPolicy))
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_at_least(name, value, 1)
+        _check_at_least("block_size", self.block_size, 1)
+        _check_at_least("max_loras", self.max_loras, 0)
+        _check_at_least("max_lora_rank", self.max_lora_rank, 1)
+        _check_at_least("max_cpu_lora_bytes", self.max_cpu_lora_bytes, 0)
+        if self.block_size & (self.block_size - 1):
+            raise InvalidConfig(f"block_size must be a power of two, not {self.block_size}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidConfig(
+                f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}"
+            )
+        if self.cpu_kv_cache_bytes is not None:
+            _check_at_least("cpu_kv_cache_bytes", self.cpu_kv_cache_bytes, 1)
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InvalidConfig(f"{name} must be at least {least}, not {value}", setting=name)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidConfig(f"{name} must be one of {', '.join(choices)}, not {value!r}")

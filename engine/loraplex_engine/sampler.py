@@ -1,0 +1,196 @@
+"""From logits to tokens. A row's draw depends on its logits, its request's seed and its step alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loraplex_engine.messages import SamplingParams, TokenLogprob
+from loraplex_engine.scheduling.policy import ScheduledTokens
+
+NUM_LIKELY = 256  # top_p looks at this many tokens before it sorts the whole vocabulary
+NEGATIVE_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token a row; log probabilities only of the rows in `logprob_rows`, top ones of all of these."""
+
+    token_ids: torch.Tensor  # int64 [num_rows]
+    logprob_rows: list[int]
+    logprobs: torch.Tensor | None = None  # float32 [len(logprob_rows)]
+    top_ids: torch.Tensor | None = None  # int64 [len(logprob_rows), most wanted]
+    top_logprobs: torch.Tensor | None = None  # float32, alike
+
+    def row_logprobs(self, items: Sequence[ScheduledTokens]) -> dict[int, TokenLogprob]:
+        """Of each row that wants them, by row."""
+        if self.logprobs is None or self.top_ids is None or self.top_logprobs is None:
+            return {}
+        ids, own = self.token_ids.tolist(), self.logprobs.tolist()
+        top = zip(self.top_ids.tolist(), self.top_logprobs.tolist(), strict=True)
+        return {
+            row: TokenLogprob(
+                ids[row], own[i], tuple(zip(*pair, strict=True))[: _wanted(items[row])]
+            )
+            for i, (row, pair) in enumerate(zip(self.logprob_rows, top, strict=True))
+        }
+
+
+class Sampler:
+    """Draws all rows of a step together; greedy rows of a plain step cost one argmax."""
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+
+    def sample(self, logits: torch.Tensor, items: Sequence[ScheduledTokens]) -> Drawn:
+        """logits: [num_rows, vocab_size]; items: the plan's items that sample, in the rows' order."""
+        adjusted = self._adjust(logits, items)
+        token_ids = adjusted.argmax(-1)
+        hot = [row for row, item in enumerate(items) if item.seq.sampling.temperature > 0]
+        if hot:
+            params = [items[row].seq.sampling for row in hot]
+            rows = torch.tensor(hot, device=logits.device)
+            uniform = uniforms([p.seed for p in params], [_step(items[row]) for row in hot])
+            token_ids[rows] = draw(adjusted[rows].float(), params, uniform)
+        wanting = [row for row, item in enumerate(items) if item.seq.sampling.logprobs is not None]
+        if not wanting:
+            return Drawn(token_ids, wanting)
+        rows = torch.tensor(wanting, device=logits.device)
+        logprobs = logits[rows].float().log_softmax(-1)
+        top = logprobs.topk(max(_wanted(items[row]) for row in wanting))
+        own = logprobs.gather(1, token_ids[rows, None])[:, 0]
+        return Drawn(token_ids, wanting, own, top.indices, top.values)
+
+    def _adjust(self, logits: torch.Tensor, items: Sequence[ScheduledTokens]) -> torch.Tensor:
+        """Penalties, biases and bans, on a copy if there are any."""
+        adjusted = logits
+        for row, item in enumerate(items):
+            params = item.seq.sampling
+            is_short = _step(item) < params.min_tokens
+            if not (is_short or params.logit_bias or _has_penalty(params)):
+                continue
+            if adjusted is logits:
+                adjusted = logits.float().clone()
+            _penalise(adjusted[row], item)
+            for token_id, bias in params.logit_bias:
+                adjusted[row, token_id] += bias
+            if is_short:
+                banned = self._eos_token_ids.union(params.stop_token_ids)
+                adjusted[row, sorted(banned)] = NEGATIVE_INFINITY
+        return adjusted
+
+
+def draw(
+    logits: torch.Tensor, params: Sequence[SamplingParams], uniform: npt.NDArray[np.float64]
+) -> torch.Tensor:
+    """One token a row, of temperature > 0: min_p, then top_k, then top_p, then the inverse of the
+    distribution function at `uniform`, in the vocabulary's order. Ties at a limit are all kept."""
+    device = logits.device
+    temperature = torch.tensor([p.temperature for p in params], device=device)
+    logits = logits / temperature[:, None]
+    _apply_min_p(logits, params)
+    _apply_top_k(logits, params)
+    probabilities = logits.softmax(-1)
+    _apply_top_p(probabilities, params)
+    cumulative = probabilities.double().cumsum(-1)
+    target = torch.from_numpy(uniform).to(device)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+
+
+def uniforms(seeds: Sequence[int], steps: Sequence[int]) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each pair of seed and step: two rounds of splitmix64."""
+    seed = np.array([seed % 2**64 for seed in seeds], np.uint64)
+    step = np.array(steps, np.uint64)
+    bits = _mix(_mix(seed) + step)
+    return (bits >> np.uint64(16)).astype(np.float64) / 2.0**48
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _step(item: ScheduledTokens) -> int:
+    """Which completion token of its sequence this item samples, from 0."""
+    return item.start + item.num_tokens - item.seq.num_prompt_tokens
+
+
+def _wanted(item: ScheduledTokens) -> int:
+    return item.seq.sampling.logprobs or 0
+
+
+def _has_penalty(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+
+
+def _penalise(row: torch.Tensor, item: ScheduledTokens) -> None:
+    """Repetition counts the prompt too; presence and frequency only what was generated."""
+    params, seq = item.seq.sampling, item.seq
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*seq.prompt_ids, *seq.output_ids}), device=row.device)
+        logits = row[seen]
+        penalty = params.repetition_penalty
+        row[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)
+    if seq.output_ids and (params.presence_penalty or params.frequency_penalty):
+        ids, counts = np.unique(np.array(seq.output_ids), return_counts=True)
+        penalty_of = params.presence_penalty + params.frequency_penalty * counts
+        indices = torch.from_numpy(ids).to(row.device)
+        row[indices] -= torch.from_numpy(penalty_of).to(row)
+
+
+def _rows(flags: Sequence[bool], device: torch.device) -> torch.Tensor | None:
+    rows = [row for row, flag in enumerate(flags) if flag]
+    return torch.tensor(rows, device=device) if rows else None
+
+
+def _apply_min_p(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    rows = _rows([p.min_p > 0 for p in params], logits.device)
+    if rows is not None:
+        chosen = logits[rows]
+        least = torch.tensor([p.min_p for p in params], device=logits.device)[rows].log()
+        limit = chosen.amax(-1) + least
+        logits[rows] = chosen.masked_fill(chosen < limit[:, None], NEGATIVE_INFINITY)
+
+
+def _apply_top_k(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    vocab_size = logits.shape[1]
+    rows = _rows([0 < p.top_k < vocab_size for p in params], logits.device)
+    if rows is not None:
+        chosen = logits[rows]
+        k = torch.tensor([p.top_k for p in params], device=logits.device)[rows]
+        limit = chosen.topk(int(k.max())).values.gather(1, k[:, None] - 1)
+        logits[rows] = chosen.masked_fill(chosen < limit, NEGATIVE_INFINITY)
+
+
+def _apply_top_p(probabilities: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    rows = _rows([p.top_p < 1 for p in params], probabilities.device)
+    if rows is None:
+        return
+    chosen = probabilities[rows]
+    top_p = torch.tensor(
+        [p.top_p for p in params], dtype=torch.float64, device=probabilities.device
+    )[rows, None]
+    num_likely = min(NUM_LIKELY, chosen.shape[1])
+    likely = chosen.topk(num_likely).values
+    is_enough = (likely.double().sum(-1, keepdim=True) >= top_p)[:, 0]
+    limit = _nucleus_limit(likely, top_p)
+    if not bool(is_enough.all()):
+        rest = ~is_enough
+        ordered = chosen[rest].sort(-1, descending=True).values
+        limit[rest] = _nucleus_limit(ordered, top_p[rest])
+    probabilities[rows] = chosen.masked_fill(chosen < limit, 0.0)
+
+
+def _nucleus_limit(ordered: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The least probability in the smallest set that reaches top_p; ordered: descending."""
+    before = ordered.double().cumsum(-1) - ordered.double()
+    count = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
+    return ordered.gather(1, count - 1)

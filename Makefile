@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow check format
+.PHONY: serve test test-slow bench check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -14,6 +14,9 @@ test: .venv/.installed
 
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+bench: .venv/.installed
+	$(BIN)/python tests/bench/bench_cpu.py
 
 check: .venv/.installed
 	$(BIN)/ruff format --check .

@@ -127,7 +127,7 @@ class Engine:
         plan = self.policy.schedule(self.clock())
         self._meter.preemptions += len(plan.preemptions)
         for adapter in plan.loads:
-            self.adapters.start_load(adapter)
+            self._load(adapter)
         self._is_stalled = not plan.items
         if plan.items:
             self._launch(plan)
@@ -258,6 +258,7 @@ class Engine:
                 self._end(request_id, DRAINING)
 
     def _load(self, adapter: str) -> None:
+        """Start a load, unless the slot it was planned for has been taken since."""
         if self.adapters.state(adapter) == "absent" and self.adapters.can_load(adapter):
             self.adapters.start_load(adapter)
 

@@ -46,6 +46,7 @@ class MemoryAdapters:
         self.users: dict[str, int] = {}
         self._slots: list[str | None] = [None] * num_slots
         self._loads: list[_Load] = []
+        self._dropped: set[str] = set()
         row_start = torch.arange(num_slots, dtype=torch.int32) * max_rank
         self.slabs = {
             spec.name: LoraSlab.empty(
@@ -77,11 +78,13 @@ class MemoryAdapters:
     def release(self, adapter: str) -> None:
         self.users[adapter] -= 1
         assert self.users[adapter] >= 0
+        if adapter in self._dropped:
+            self.drop(adapter)
 
     def start_load(self, version: str) -> None:
         slot = self._usable_slot()
-        assert slot is not None
-        assert self.state(version) == "absent"
+        if slot is None or self.state(version) != "absent":
+            return
         self._slots[slot] = None
         self._loads.append(_Load(version, slot, self.polls))
 
@@ -101,7 +104,10 @@ class MemoryAdapters:
         self.users[version] = self.users.get(version, 0) + (1 if pinned else -1)
 
     def drop(self, version: str) -> None:
-        assert not self.users.get(version)
+        if self.users.get(version):
+            self._dropped.add(version)
+            return
+        self._dropped.discard(version)
         if version in self._slots:
             self._slots[self._slots.index(version)] = None
 

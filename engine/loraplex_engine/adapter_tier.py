@@ -35,7 +35,11 @@ class AdapterTier(AdapterSlots, Protocol):
     def num_free_slots(self) -> int: ...
 
     def start_load(self, version: str) -> None:
-        """Begin to load a version in the background; state is "loading" until poll reports it."""
+        """Begin to load an absent version in the background; any other stays as it is.
+
+        Its state is "loading" until poll reports it. Without a slot to be had it goes no further
+        than the tiers below, and is absent again.
+        """
         ...
 
     def poll(self) -> "Collection[LoadOutcome]":
@@ -49,7 +53,7 @@ class AdapterTier(AdapterSlots, Protocol):
     def pin(self, version: str, pinned: bool) -> None: ...
 
     def drop(self, version: str) -> None:
-        """Forget a version that no running sequence uses."""
+        """Forget a version in all tiers: at once, or when the last sequence that uses it ends."""
         ...
 
     def close(self) -> None: ...

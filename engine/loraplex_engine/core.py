@@ -69,7 +69,6 @@ class Engine:
         self._live: dict[str, LiveRequest] = {}
         self._events: list[Event] = []
         self._in_flight: deque[_InFlight] = deque()
-        self._dropped_adapters: set[str] = set()
         self._meter = Meter(served.max_num_batched_tokens)
         self._stats_number = 0
         self._drain_until_s: float | None = None
@@ -107,14 +106,13 @@ class Engine:
             case DropPrefix(prefix_id):
                 self.prefixes.pop(prefix_id, None)
             case PreloadAdapter(adapter):
-                self._load(adapter)
+                self.adapters.start_load(adapter)
             case PinAdapter(adapter, _, pinned):
                 self.adapters.pin(adapter, pinned)
                 if pinned:
-                    self._load(adapter)
+                    self.adapters.start_load(adapter)
             case DropAdapter(adapter):
-                self._dropped_adapters.add(adapter)
-                self._drop_unused_adapters()
+                self.adapters.drop(adapter)
             case Explain(request_id):
                 self._events.append(self._explain(request_id))
             case Drain(remaining_s):
@@ -250,16 +248,11 @@ class Engine:
         self.policy.finish(live.seq, now)
         self._meter.count(live.seq.tenant, "recomputed", live.seq.num_recomputed)
         self._events.append(live.finished(ending, now))
-        self._drop_unused_adapters()
 
     def _drain(self) -> None:
         if self._drain_until_s is not None and self.clock() >= self._drain_until_s:
             for request_id in list(self._live):
                 self._end(request_id, DRAINING)
-
-    def _load(self, adapter: str) -> None:
-        if self.adapters.state(adapter) == "absent" and self.adapters.can_load(adapter):
-            self.adapters.start_load(adapter)
 
     def _poll_adapters(self) -> None:
         for outcome in self.adapters.poll():
@@ -270,14 +263,6 @@ class Engine:
             for seq in self.policy.waiting:
                 if seq.adapter == outcome.version:
                     self._end(seq.request_id, ending)
-
-    def _drop_unused_adapters(self) -> None:
-        if not self._dropped_adapters:
-            return
-        in_use = {live.seq.adapter for live in self._live.values()}
-        for adapter in self._dropped_adapters - in_use:
-            self.adapters.drop(adapter)
-            self._dropped_adapters.remove(adapter)
 
     def _explain(self, request_id: str) -> Explanation:
         live = self._live.get(request_id)

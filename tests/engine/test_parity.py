@@ -8,7 +8,8 @@ from typing import Any
 import peft
 import pytest
 import torch
-from tests.engine.tiny import ALL_MODULES, MemoryAdapters, make_adapter, make_model
+from tests.engine.memory_adapters import MemoryAdapters
+from tests.engine.tiny import ALL_MODULES, make_adapter, make_model
 
 from loraplex_engine.build import load_model
 from loraplex_engine.config import EngineConfig

@@ -1,0 +1,148 @@
+"""The twin of the adapter cache: PEFT folders by name, loaded at a poll."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file
+
+from loraplex_adapters.layout import ProjectionSpec
+from loraplex_engine.scheduling.policy import AdapterState
+from loraplex_kernels.lora import LoraSlab
+
+
+class Outcome(NamedTuple):
+    version: str
+    error: str | None
+    seconds: float
+
+
+@dataclass
+class _Load:
+    version: str
+    slot: int
+    polls_left: int
+
+
+class MemoryAdapters:
+    """Adapter slots over PEFT folders; a load takes `polls` calls of poll, a missing folder fails."""
+
+    def __init__(
+        self,
+        layout: tuple[ProjectionSpec, ...],
+        folders: Mapping[str, Path],
+        *,
+        num_slots: int,
+        max_rank: int = 16,
+        dtype: torch.dtype = torch.float32,
+        polls: int = 1,
+    ) -> None:
+        self.layout = layout
+        self.folders = folders
+        self.polls = polls
+        self.users: dict[str, int] = {}
+        self._slots: list[str | None] = [None] * num_slots
+        self._loads: list[_Load] = []
+        self._dropped: set[str] = set()
+        row_start = torch.arange(num_slots, dtype=torch.int32) * max_rank
+        self.slabs = {
+            spec.name: LoraSlab.empty(
+                spec.in_features, spec.slice_widths, num_slots * max_rank, row_start, dtype
+            )
+            for spec in layout
+        }
+
+    @property
+    def resident(self) -> list[str]:
+        return [version for version in self._slots if version is not None]
+
+    @property
+    def num_free_slots(self) -> int:
+        return self._slots.count(None) - len(self._loads)
+
+    def state(self, adapter: str) -> AdapterState:
+        if adapter in self._slots:
+            return "resident"
+        return "loading" if adapter in [load.version for load in self._loads] else "absent"
+
+    def can_load(self, adapter: str) -> bool:
+        return self._usable_slot() is not None
+
+    def acquire(self, adapter: str) -> None:
+        assert adapter in self._slots
+        self.users[adapter] = self.users.get(adapter, 0) + 1
+
+    def release(self, adapter: str) -> None:
+        self.users[adapter] -= 1
+        assert self.users[adapter] >= 0
+        if adapter in self._dropped:
+            self.drop(adapter)
+
+    def start_load(self, version: str) -> None:
+        slot = self._usable_slot()
+        if slot is None or self.state(version) != "absent":
+            return
+        self._slots[slot] = None
+        self._loads.append(_Load(version, slot, self.polls))
+
+    def poll(self) -> list[Outcome]:
+        outcomes = []
+        for load in list(self._loads):
+            load.polls_left -= 1
+            if load.polls_left <= 0:
+                self._loads.remove(load)
+                outcomes.append(self._finish(load))
+        return outcomes
+
+    def slot_of(self, version: str) -> int:
+        return self._slots.index(version)
+
+    def pin(self, version: str, pinned: bool) -> None:
+        self.users[version] = self.users.get(version, 0) + (1 if pinned else -1)
+
+    def drop(self, version: str) -> None:
+        if self.users.get(version):
+            self._dropped.add(version)
+            return
+        self._dropped.discard(version)
+        if version in self._slots:
+            self._slots[self._slots.index(version)] = None
+
+    def close(self) -> None:
+        self._loads.clear()
+
+    def _usable_slot(self) -> int | None:
+        """A slot that no load is on its way to: an empty one first, or one that is idle."""
+        taken = [load.slot for load in self._loads]
+        slots = [
+            (v is not None, i) for i, v in enumerate(self._slots) if not self.users.get(v or "")
+        ]
+        return next((i for _, i in sorted(slots) if i not in taken), None)
+
+    def _finish(self, load: _Load) -> Outcome:
+        folder = self.folders.get(load.version)
+        if folder is None:
+            return Outcome(load.version, "no such version", 0.0)
+        self._slots[load.slot] = load.version
+        if self.layout:
+            self._fill(load.slot, folder)
+        return Outcome(load.version, None, 0.0)
+
+    def _fill(self, slot: int, folder: Path) -> None:
+        config = json.loads((folder / "adapter_config.json").read_text())
+        tensors = load_file(folder / "adapter_model.safetensors")
+        for spec in self.layout:
+            slab = self.slabs[spec.name]
+            for s, piece in enumerate(spec.slices):
+                key = f"base_model.model.{piece.module}.lora_A.weight"
+                slab.rank[slot, s] = 0
+                if key in tensors:
+                    rank, row = tensors[key].shape[0], int(slab.row_start[slot])
+                    slab.a[s, row : row + rank] = tensors[key]
+                    b = tensors[key.replace("lora_A", "lora_B")]
+                    slab.b[s][row : row + rank] = b.T
+                    slab.rank[slot, s] = rank
+                    slab.scale[slot, s] = config["lora_alpha"] / config["r"]

@@ -1,0 +1,79 @@
+"""In bfloat16 a request's tokens and log probabilities do not depend on who shares its steps."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.memory_adapters import MemoryAdapters
+from tests.engine.tiny import ALL_MODULES, make_adapter, make_model
+
+from loraplex_engine.build import load_model
+from loraplex_engine.config import EngineConfig
+from loraplex_engine.messages import SamplingParams
+from loraplex_engine.model.decoder import projection_layout
+from loraplex_engine.offline import Offline, Prompt
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exact")
+    base = make_model(folder)
+    for seed in range(3):
+        make_adapter(
+            base, folder / str(seed), rank=4 * seed + 4, alpha=8, modules=ALL_MODULES, seed=seed
+        )
+    return folder
+
+
+def offline(folder: Path, chunk: int) -> Offline:
+    config = EngineConfig(
+        model=folder,
+        dtype="bfloat16",
+        max_num_batched_tokens=chunk,
+        cpu_kv_cache_bytes=2**21,
+        max_loras=3,
+    )
+    model = load_model(config)
+    folders = {str(seed): folder / str(seed) for seed in range(3)}
+    slots = MemoryAdapters(
+        projection_layout(model.config), folders, num_slots=3, dtype=torch.bfloat16
+    )
+    return Offline(config, model, slots, records_logits=True)
+
+
+def prompts() -> list[Prompt]:
+    draw = random.Random(0)
+    return [
+        Prompt(
+            [draw.randrange(199) for _ in range(draw.randrange(1, 60))],
+            adapter=draw.choice([None, "0", "1", "2"]),
+            sampling=SamplingParams(max_tokens=10, temperature=i % 2, seed=i, ignore_eos=True),
+            arrives=draw.randrange(8),
+        )
+        for i in range(16)
+    ]
+
+
+@pytest.mark.parametrize("chunk", [8, 24, 128])
+def test_answers_are_the_same_bits_alone_and_among_others(folder: Path, chunk: int) -> None:
+    together = offline(folder, chunk).run(prompts())
+    solo = offline(folder, 64)
+    for prompt, mixed in zip(prompts(), together, strict=True):
+        (alone,) = solo.run([prompt])
+        assert alone.token_ids == mixed.token_ids
+        assert alone.logits is not None
+        assert mixed.logits is not None
+        assert torch.equal(alone.logits, mixed.logits)
+
+
+def test_a_warm_prefix_gives_the_same_bits(folder: Path) -> None:
+    engine = offline(folder, 24)
+    cold, warm = engine.run(prompts()), engine.run(prompts())
+    assert sum(c.finished.cached_tokens for c in warm if c.finished) > 0
+    for first, second in zip(cold, warm, strict=True):
+        assert first.logits is not None
+        assert second.logits is not None
+        assert torch.equal(first.logits, second.logits)

@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex_kernels.lora import reference
+from loraplex_kernels.device import implementation
 from loraplex_kernels.lora.segments import LoraSegments, build_segments
 from loraplex_kernels.lora.slab import LoraSlab
 
@@ -15,9 +15,6 @@ def apply_lora(y: torch.Tensor, x: torch.Tensor, slab: LoraSlab, segments: LoraS
     y: [num_tokens, sum(slice_widths)], x: [num_tokens, in_features], both contiguous in their last
     dimension. The sum of a token does not depend on its neighbours.
     """
-    token_slots = torch.full((x.shape[0],), -1, dtype=torch.int32)
-    for slot, start, length in zip(
-        segments.chunk_slot, segments.chunk_start, segments.chunk_length, strict=True
-    ):
-        token_slots[torch.from_numpy(segments.permutation[start : start + length])] = int(slot)
-    y.copy_(reference.apply_lora(y, x, slab, token_slots))
+    assert y.shape == (x.shape[0], sum(slab.slice_widths)) and x.shape[1] == slab.in_features
+    assert y.stride(1) == 1 and x.stride(1) == 1 and x.dtype == y.dtype == slab.a.dtype
+    implementation(__name__, y.device.type).apply_lora(y, x, slab, segments)

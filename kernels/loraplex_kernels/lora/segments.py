@@ -1,6 +1,7 @@
 """The chunk table: which tokens of a step belong to which slot. Built with numpy, once a step."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +9,7 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoraSegments:
     """Tokens sorted by slot and cut into chunks of one slot each; base-model tokens are in none."""
 
@@ -20,6 +21,14 @@ class LoraSegments:
     @property
     def num_chunks(self) -> int:
         return len(self.chunk_slot)
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Where the four arrays lie; valid as long as this object lives."""
+        arrays = (self.permutation, self.chunk_slot, self.chunk_start, self.chunk_length)
+        assert all(a.dtype == np.int32 and a.flags.c_contiguous for a in arrays)
+        permutation, slot, start, length = (a.ctypes.data for a in arrays)
+        return permutation, slot, start, length
 
 
 def build_segments(token_slots: Int32Array, max_chunk: int = 16) -> LoraSegments | None:

@@ -1,0 +1,103 @@
+"""Grouped LoRA on the CPU: equal to the definition, deterministic, blind to its neighbours."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex_kernels.lora import LoraSlab, apply_lora, build_segments, reference
+from loraplex_kernels.testing import NUM_TOKENS, RANKS, assert_close, token_slots
+
+NUM_SLOTS = len(RANKS)
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = ((72, (96, 24, 24)), (72, (40,)), (33, (50, 50)))  # qkv with GQA, plain, odd widths
+
+
+def filled_slab(in_features: int, widths: tuple[int, ...], dtype: torch.dtype) -> LoraSlab:
+    """Slot i has rank RANKS[i]; the last slice of every second slot is left alone."""
+    generator = torch.Generator().manual_seed(in_features + len(widths))
+    starts = np.concatenate([[0], np.cumsum(RANKS)[:-1]]).astype(np.int32)
+    slab = LoraSlab.empty(in_features, widths, sum(RANKS), torch.from_numpy(starts), dtype)
+    slab.a.normal_(generator=generator).mul_(in_features**-0.5)
+    for b in slab.b:
+        b.normal_(generator=generator)
+    slab.rank.copy_(torch.tensor(RANKS)[:, None].expand(-1, len(widths)))
+    slab.rank[1::2, -1] = 0
+    slab.scale.uniform_(0.5, 2.0, generator=generator)
+    return slab
+
+
+def inputs(num_tokens: int, slab: LoraSlab) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, slab.in_features, generator=generator)
+    y = torch.randn(num_tokens, sum(slab.slice_widths), generator=generator)
+    return x.to(slab.a.dtype), y.to(slab.a.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("in_features", "widths"), SHAPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("mix", ["one", "different", "random"])
+def test_equals_the_definition(
+    mix: str, num_tokens: int, in_features: int, widths: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    slab = filled_slab(in_features, widths, dtype)
+    x, y = inputs(num_tokens, slab)
+    slots = token_slots(mix, num_tokens, NUM_SLOTS, seed=7)
+    expected = reference.apply_lora(y.float(), x, slab, torch.from_numpy(slots))
+    segments = build_segments(slots)
+    if segments is not None:
+        apply_lora(y, x, slab, segments)
+    assert_close(y, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    slab = filled_slab(72, (96, 24, 24), dtype)
+    x, y = inputs(63, slab)
+    slots = token_slots("random", 63, NUM_SLOTS, seed=1)
+    together = y.clone()
+    apply_lora(together, x, slab, build_segments(slots, max_chunk=16))  # type: ignore[arg-type]
+    for i in np.flatnonzero(slots >= 0):
+        alone = y[i : i + 1].clone()
+        segments = build_segments(slots[i : i + 1], max_chunk=4)
+        assert segments is not None
+        apply_lora(alone, x[i : i + 1], slab, segments)
+        assert torch.equal(alone[0], together[i])
+
+
+def test_tokens_without_adapter_and_columns_outside_keep_their_bits() -> None:
+    slab = filled_slab(72, (40,), torch.bfloat16)
+    x, wide = inputs(63, filled_slab(72, (50, 50), torch.bfloat16))
+    before = wide.clone()
+    slots = token_slots("random", 63, NUM_SLOTS, seed=3)
+    segments = build_segments(slots)
+    assert segments is not None
+    apply_lora(wide[:, 30:70], x, slab, segments)  # a view whose rows are 100 apart
+    assert torch.equal(wide[:, :30], before[:, :30])
+    assert torch.equal(wide[:, 70:], before[:, 70:])
+    assert torch.equal(wide[slots < 0], before[slots < 0])
+    assert not torch.equal(wide[slots == 2], before[slots == 2])
+
+
+@given(
+    slots=st.lists(st.integers(-1, 5), min_size=1, max_size=80),
+    max_chunk=st.integers(1, 20),
+)
+def test_segments_hold_each_adapter_token_once(slots: list[int], max_chunk: int) -> None:
+    token_slots_ = np.array(slots, np.int32)
+    segments = build_segments(token_slots_, max_chunk)
+    if segments is None:
+        assert max(slots) < 0
+        return
+    seen: list[int] = []
+    for slot, start, length in zip(
+        segments.chunk_slot, segments.chunk_start, segments.chunk_length, strict=True
+    ):
+        tokens = segments.permutation[start : start + length]
+        assert 1 <= length <= max_chunk
+        assert (token_slots_[tokens] == slot).all()
+        seen.extend(tokens.tolist())
+    assert sorted(seen) == [i for i, slot in enumerate(slots) if slot >= 0]
+    assert (np.diff(segments.chunk_slot) >= 0).all()

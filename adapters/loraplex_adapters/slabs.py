@@ -1,0 +1,103 @@
+"""The device side: slabs at fixed addresses, written in the background, published between steps."""
+
+from collections.abc import Sequence
+
+import torch
+
+from loraplex_adapters.layout import ProjectionSpec
+from loraplex_adapters.loader import AdapterWeights
+from loraplex_kernels.lora import LoraSlab
+
+
+class DeviceSlabs:
+    """All slabs of a model. Their ranks and scales are windows of two flat tensors, so that
+    publishing a slot is three writes, however many layers there are."""
+
+    def __init__(
+        self,
+        projections: Sequence[ProjectionSpec],
+        *,
+        num_slots: int,
+        num_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self._projections = tuple(projections)
+        num_slices = sum(len(projection.slices) for projection in projections)
+        self._row_start = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self._ranks = torch.zeros(num_slots * num_slices, dtype=torch.int32, device=device)
+        self._scales = torch.zeros(num_slots * num_slices, dtype=torch.float32, device=device)
+        self._offsets: list[int] = []  # in the flat tensors, of slot 0 of each slice
+        self._strides: list[int] = []  # from one slot to the next
+        self.slabs: dict[str, LoraSlab] = {}
+        position = 0
+        for projection in projections:
+            width = len(projection.slices)
+            window = slice(position, position + num_slots * width)
+            self._offsets += range(position, position + width)
+            self._strides += [width] * width
+            position += num_slots * width
+            self.slabs[projection.name] = LoraSlab(
+                slice_widths=projection.slice_widths,
+                a=torch.zeros(width, num_rows, projection.in_features, dtype=dtype, device=device),
+                b=tuple(
+                    torch.zeros(num_rows, columns, dtype=dtype, device=device)
+                    for columns in projection.slice_widths
+                ),
+                row_start=self._row_start,
+                rank=self._ranks[window].view(num_slots, width),
+                scale=self._scales[window].view(num_slots, width),
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(slab.a.nbytes + sum(b.nbytes for b in slab.b) for slab in self.slabs.values())
+
+    def fence(self) -> torch.cuda.Event | None:
+        """A mark behind all steps launched so far: what they read may be overwritten after it."""
+        if self.device.type != "cuda":
+            return None
+        fence = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        fence.record()
+        return fence
+
+    def write(
+        self, weights: AdapterWeights, row_start: int, fence: torch.cuda.Event | None
+    ) -> AdapterWeights:
+        """Copy the factors into rows that no published slot uses, and return when they are there.
+
+        Any thread may do it; the device's own stream of steps is not held up.
+        """
+        if fence is None:
+            self._copy(weights, row_start)
+            return weights
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_event(fence)
+        with torch.cuda.stream(stream):
+            self._copy(weights, row_start)
+        stream.synchronize()
+        return weights
+
+    def publish(self, slot: int, row_start: int, weights: AdapterWeights) -> None:
+        """From the next step on, tokens of this slot use these rows."""
+        pieces = [piece for projection in self._projections for piece in projection.slices]
+        found = [weights.modules.get(piece.module) for piece in pieces]
+        offsets = zip(self._offsets, self._strides, strict=True)
+        index = torch.tensor([offset + slot * stride for offset, stride in offsets])
+        index = index.to(self.device)
+        ranks = torch.tensor([f.rank if f else 0 for f in found], dtype=torch.int32)
+        scales = torch.tensor([f.scale if f else 0.0 for f in found], dtype=torch.float32)
+        self._ranks[index] = ranks.to(self.device)
+        self._scales[index] = scales.to(self.device)
+        self._row_start[slot] = row_start
+
+    def _copy(self, weights: AdapterWeights, row_start: int) -> None:
+        for projection in self._projections:
+            slab = self.slabs[projection.name]
+            for i, piece in enumerate(projection.slices):
+                factors = weights.modules.get(piece.module)
+                if factors is not None:
+                    rows = slice(row_start, row_start + factors.rank)
+                    slab.a[i, rows].copy_(factors.a, non_blocking=True)
+                    slab.b[i][rows].copy_(factors.b, non_blocking=True)

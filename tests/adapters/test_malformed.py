@@ -1,0 +1,301 @@
+"""Each way an adapter can be wrong is refused with its own code, and leaves nothing in the store."""
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.adapters.folders import (
+    BASE,
+    DOWN,
+    Q,
+    float32_file,
+    lora_tensors,
+    safetensors_bytes,
+    with_header,
+    write_adapter,
+    zeros_file,
+)
+
+from loraplex_adapters import errors
+from loraplex_adapters.errors import AdapterError
+from loraplex_adapters.manifest import Limits
+from loraplex_adapters.store import AdapterStore
+
+LIMITS = Limits(max_rank=16, max_bytes=1 << 20)
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12\n"
+A, B = f"base_model.model.{Q}.lora_A.weight", f"base_model.model.{Q}.lora_B.weight"
+GOOD = {A: (4, 16), B: (16, 4)}
+
+
+class Bomb:
+    """A pickle of this touches a file when it is read."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.mkdir, (str(self.marker),)
+
+
+def only_bin(folder: Path) -> None:
+    write_adapter(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(folder / "marker")))
+
+
+def config_text(text: bytes) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        write_adapter(folder)
+        (folder / "adapter_config.json").write_bytes(text)
+
+    return make
+
+
+def weights(content: bytes | dict[str, np.ndarray]) -> Callable[[Path], None]:
+    return lambda folder: void(write_adapter(folder, content))
+
+
+def config(**values: object) -> Callable[[Path], None]:
+    return lambda folder: void(write_adapter(folder, **values))
+
+
+def void(_: object) -> None:
+    return None
+
+
+def missing(name: str) -> Callable[[Path], None]:
+    return lambda folder: (write_adapter(folder) / name).unlink()
+
+
+def linked_weights(folder: Path) -> None:
+    target = write_adapter(folder / "elsewhere") / "adapter_model.safetensors"
+    missing("adapter_model.safetensors")(folder)
+    (folder / "adapter_model.safetensors").symlink_to(target)
+
+
+def linked_extra(folder: Path) -> None:
+    (write_adapter(folder) / "README.md").symlink_to("/etc/hostname")
+
+
+def fifo(folder: Path) -> None:
+    missing("adapter_model.safetensors")(folder)
+    os.mkfifo(folder / "adapter_model.safetensors")
+
+
+def entry(offsets: list[object], shape: list[object], dtype: object = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def spoiled(value: float) -> dict[str, np.ndarray]:
+    tensors = lora_tensors()
+    tensors[B][3, 1] = value
+    return tensors
+
+
+def bf16_infinity() -> bytes:
+    b = np.zeros((16, 4), np.uint16)
+    b[0, 0] = 0x7F80
+    return safetensors_bytes({A: ("BF16", (4, 16), bytes(128)), B: ("BF16", (16, 4), b.tobytes())})
+
+
+FLOAT32 = float32_file(lora_tensors())
+CORPUS: dict[str, tuple[Callable[[Path], None], type[AdapterError]]] = {
+    "bin only": (only_bin, errors.PickleRefused),
+    "pickle renamed": (weights(pickle.dumps(list(range(99)))), errors.PickleRefused),
+    "torch zip renamed": (weights(b"PK\x03\x04" + bytes(200)), errors.PickleRefused),
+    "lfs weights": (weights(LFS), errors.LfsPointer),
+    "lfs config": (config_text(LFS), errors.LfsPointer),
+    "text weights": (weights(b"DUMMY_WEIGHTS_FOR_DEMONSTRATION"), errors.NotSafetensors),
+    "binary noise": (weights(b"\x01" * 64), errors.NotSafetensors),
+    "header is a list": (weights(with_header([1], b"")), errors.NotSafetensors),
+    "empty file": (weights(b""), errors.TruncatedFile),
+    "last 100 bytes gone": (weights(FLOAT32[:-100]), errors.TruncatedFile),
+    "cut inside header": (weights(FLOAT32[:40]), errors.TruncatedFile),
+    "2^63 header": (weights(struct.pack("<Q", 1 << 63) + b"{}" * 40), errors.HeaderTooLong),
+    "header beyond cap": (weights(struct.pack("<Q", 1 << 30) + b"{}" * 40), errors.HeaderTooLong),
+    "header is no json": (weights(with_header(b"{not json", b"")), errors.BadHeader),
+    "deep header": (weights(with_header(b'{"a":' + b"[" * 100_000, b"")), errors.BadHeader),
+    "name twice": (weights(with_header(b'{"a":1,"a":2}', b"")), errors.BadHeader),
+    "negative offset": (weights(with_header({A: entry([-4, 0], [1])}, b"")), errors.BadHeader),
+    "boolean shape": (weights(with_header({A: entry([0, 4], [True])}, b"1234")), errors.BadHeader),
+    "bytes and shape differ": (
+        weights(with_header({A: entry([0, 8], [4, 16])}, bytes(8))),
+        errors.BadHeader,
+    ),
+    "metadata of numbers": (weights(with_header({"__metadata__": {"a": 1}}, b"")), errors.BadHeader),
+    "trailing bytes": (weights(FLOAT32 + b"PK\x03\x04"), errors.BadHeader),
+    "overlapping offsets": (
+        weights(
+            with_header({A: entry([0, 256], [4, 16]), B: entry([128, 384], [16, 4])}, bytes(384))
+        ),
+        errors.OverlappingTensors,
+    ),
+    "hole between tensors": (
+        weights(
+            with_header({A: entry([0, 256], [4, 16]), B: entry([264, 520], [16, 4])}, bytes(520))
+        ),
+        errors.OverlappingTensors,
+    ),
+    "int8 tensors": (weights(zeros_file(GOOD, "I8")), errors.BadTensorDtype),
+    "float64 tensors": (weights(zeros_file(GOOD, "F64")), errors.BadTensorDtype),
+    "traversal in a name": (weights(zeros_file({"../../etc/x": (4,)})), errors.UnsafePath),
+    "weights are a link": (linked_weights, errors.UnsafePath),
+    "a link beside them": (linked_extra, errors.UnsafePath),
+    "weights are a fifo": (fifo, errors.UnsafePath),
+    "no weights": (missing("adapter_model.safetensors"), errors.MissingFile),
+    "no config": (missing("adapter_config.json"), errors.MissingFile),
+    "no folder": (lambda folder: None, errors.MissingFile),
+    "nan": (weights(spoiled(float("nan"))), errors.NonFiniteTensor),
+    "infinity": (weights(spoiled(float("inf"))), errors.NonFiniteTensor),
+    "bfloat16 infinity": (weights(bf16_infinity()), errors.NonFiniteTensor),
+    "same factor twice": (
+        weights({**lora_tensors(), **lora_tensors(prefix="")}),
+        errors.DuplicateTensor,
+    ),
+    "A without B": (weights(zeros_file({A: (4, 16)})), errors.IncompletePair),
+    "config is a list": (config_text(b"[]"), errors.ConfigNotObject),
+    "config is no json": (config_text(b"{'r': 8}"), errors.ConfigNotJson),
+    "config is binary": (config_text(b"\xff\xfe\x00"), errors.ConfigNotJson),
+    "lerobot's config": (config_text(b'{"base_model": "x", "steps": 3}'), errors.NotPeft),
+    "huge config": (config_text(b" " * (2 << 20)), errors.AdapterTooLarge),
+    "rank null": (config(r=None), errors.BadConfigValue),
+    "rank zero": (config(r=0), errors.BadConfigValue),
+    "alpha is text": (config(lora_alpha="8"), errors.BadConfigValue),
+    "alpha is infinite": (config(lora_alpha=float("inf")), errors.BadConfigValue),
+    "broken pattern": (config(rank_pattern={"(q_proj": 4}), errors.BadConfigValue),
+    "explosive pattern": (config(alpha_pattern={"((a+)+)+$": 4}), errors.BadConfigValue),
+    "explosive options": (config(alpha_pattern={".?" * 100 + "X": 4}), errors.BadConfigValue),
+    "explosive choices": (config(alpha_pattern={"(.|.)" * 40 + "X": 4}), errors.BadConfigValue),
+    "rank over the limit": (config(r=17), errors.RankTooLarge),
+    "too many bytes": (weights(bytes(2 << 20)), errors.AdapterTooLarge),
+    "renamed keys": (
+        weights(zeros_file({n.replace("layers", "foo.layers"): s for n, s in GOOD.items()})),
+        errors.NoModuleMatched,
+    ),
+    "no tensors": (weights(with_header({}, b"")), errors.NoModuleMatched),
+    "one module unknown": (
+        weights(zeros_file({**GOOD, "model.layers.9.self_attn.q_proj.lora_A.weight": (4, 16)})),
+        errors.UnmatchedTensors,
+    ),
+    "foreign tensor": (weights(zeros_file({**GOOD, "step": (1,)})), errors.UnmatchedTensors),
+    "other hidden size": (weights(zeros_file({A: (4, 32), B: (32, 4)})), errors.ShapeMismatch),
+    "transposed": (weights(zeros_file({A: (16, 4), B: (4, 16)})), errors.ShapeMismatch),
+    "one dimension": (weights(zeros_file({A: (64,), B: (16, 4)})), errors.ShapeMismatch),
+    "rank zero tensors": (weights(zeros_file({A: (0, 16), B: (16, 0)})), errors.ShapeMismatch),
+    "config says another rank": (config(lora_alpha=8, r=8, rank_pattern={Q: 2}), errors.RankMismatch),
+    "A and B disagree": (weights(zeros_file({A: (4, 16), B: (16, 3)})), errors.RankMismatch),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_malformed_adapter_is_refused_with_its_own_code(name: str, tmp_path: Path) -> None:
+    make, expected = CORPUS[name]
+    store = AdapterStore(tmp_path / "store")
+    make(tmp_path / "adapter")
+
+    with pytest.raises(AdapterError) as caught:
+        store.put(tmp_path / "adapter", base=BASE, limits=LIMITS)
+
+    assert (type(caught.value), caught.value.code) == (expected, expected.code)
+    assert not list(store.versions())
+    assert not list((tmp_path / "store" / ".incoming").iterdir())
+    assert not (tmp_path / "adapter" / "marker").exists()
+
+
+UNSERVED_TENSORS = {
+    "use_dora": f"{Q}.lora_magnitude_vector",
+    "lora_bias": f"{Q}.lora_B.bias",
+    "bias": f"{Q}.base_layer.bias",
+    "modules_to_save": "lm_head.weight",
+    "trainable_token_indices": "model.embed_tokens.token_adapter.trainable_tokens_delta",
+    "target_parameters": "model.layers.0.mlp.experts.base_layer.lora_A.weight",
+    "target_modules": "model.embed_tokens.lora_embedding_A",
+}
+
+
+@pytest.mark.parametrize("key", UNSERVED_TENSORS)
+def test_tensor_of_an_unserved_feature_is_refused_by_the_features_key(
+    key: str, tmp_path: Path
+) -> None:
+    """Even if the config says nothing of it."""
+    content = zeros_file({**GOOD, f"base_model.model.{UNSERVED_TENSORS[key]}": (4,)})
+    with pytest.raises(errors.UnsupportedFeature) as caught:
+        AdapterStore(tmp_path / "s").put(
+            write_adapter(tmp_path / "a", content), base=BASE, limits=LIMITS
+        )
+    assert caught.value.data["key"] == key
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("peft_type", "LOHA"),
+        ("use_dora", True),
+        ("lora_bias", True),
+        ("modules_to_save", ["lm_head"]),
+        ("trainable_token_indices", [1]),
+        ("target_parameters", ["mlp.experts.down_proj"]),
+        ("layer_replication", [[0, 2], [1, 2]]),
+        ("alora_invocation_tokens", [5]),
+        ("use_qalora", True),
+        ("use_bdlora", {"nblocks": 2}),
+        ("arrow_config", {"top_k": 3}),
+        ("kasa_config", {"beta": 1}),
+        ("monteclora_config", {"x": 1}),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("init_lora_weights", "olora"),
+        ("init_lora_weights", "loftq"),
+    ],
+)
+def test_unserved_config_key_is_named(key: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(errors.UnsupportedFeature) as caught:
+        AdapterStore(tmp_path / "s").put(
+            write_adapter(tmp_path / "a", **{key: value}), base=BASE, limits=LIMITS
+        )
+    assert caught.value.data["key"] == key
+
+
+def test_lora_on_the_vocabulary_is_refused_by_its_key(tmp_path: Path) -> None:
+    shapes = {**GOOD, "lm_head.lora_A.weight": (4, 16), "lm_head.lora_B.weight": (99, 4)}
+    with pytest.raises(errors.UnsupportedFeature) as caught:
+        AdapterStore(tmp_path / "s").put(
+            write_adapter(tmp_path / "a", zeros_file(shapes)), base=BASE, limits=LIMITS
+        )
+    assert caught.value.data == {
+        "key": "target_modules",
+        "value": "lm_head",
+        "tensor": "lm_head.lora_A.weight",
+    }
+
+
+def test_codes_are_unique_and_drawn_in_the_tree() -> None:
+    classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    leaves = [c for c in classes if issubclass(c, AdapterError) and not c.__subclasses__()]
+    assert len({c.code for c in leaves}) == len(leaves)
+    assert all(f"{c.__name__} " in (errors.__doc__ or "") for c in leaves)
+    assert all(c.code in (errors.__doc__ or "") for c in leaves)
+
+
+def test_every_leaf_of_the_weights_is_in_the_corpus() -> None:
+    tested = {expected for _, expected in CORPUS.values()} | {errors.UnsupportedFeature}
+    leaves = {
+        *errors.MalformedAdapter.__subclasses__(),
+        *errors.IncompatibleAdapter.__subclasses__(),
+    }
+    assert leaves == tested
+
+
+def test_pickle_beside_safetensors_is_ignored_unread(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", {**lora_tensors((Q, DOWN))})
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "marker")))
+
+    stored = AdapterStore(tmp_path / "s").put(folder, base=BASE, limits=LIMITS)
+
+    assert "adapter_model.bin is ignored" in stored.report.warnings
+    assert not (tmp_path / "marker").exists()
+    assert json.loads(json.dumps(stored.report.to_json()))["rank"] == 4

@@ -52,11 +52,11 @@ class EngineClient(Protocol):
         """The latest statistics, or None while the engine is away or silent for over 2 s."""
         ...
 
-    def generate(self, request: Generate) -> AsyncIterator[TokenEvent | Finished]:
+    def generate(self, request: Generate) -> AsyncGenerator[TokenEvent | Finished, None]:
         """Events of one sequence; the last is Finished.
 
         Raises EngineUnavailable when the engine is away or goes away before Finished. Closing the
-        iterator early aborts the sequence.
+        generator early aborts the sequence.
         """
         ...
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from loraplex_engine.errors import EngineUnavailable
@@ -151,7 +151,7 @@ class FakeEngine:
         self.unknown_adapters.add(adapter)
         self._failures.put_nowait(AdapterFailed(adapter, reason))
 
-    async def generate(self, request: Generate) -> AsyncIterator[TokenEvent | Finished]:
+    async def generate(self, request: Generate) -> AsyncGenerator[TokenEvent | Finished, None]:
         if not self._is_up:
             raise EngineUnavailable
         self.requests.append(request)

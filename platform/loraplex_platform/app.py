@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from loraplex_engine.client import EngineClient
+from loraplex_platform.admission.limiter import AdmitAll, Limiter
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
@@ -15,27 +16,53 @@ from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.middleware import RequestContext
 from loraplex_platform.observability import endpoints as probes
 from loraplex_platform.observability.metrics import Metrics
+from loraplex_platform.openai import endpoints as openai
+from loraplex_platform.openai.models import ModelService
+from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.openai.service import InferenceService
 
 
-def create_app(settings: Settings, engine: EngineClient, *, clock: Clock | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    engine: EngineClient,
+    model: ServedModel,
+    *,
+    limiter: Limiter | None = None,
+    clock: Clock | None = None,
+) -> FastAPI:
     """The application; it starts and closes the engine client and the database with its lifespan."""
     clock = clock or SystemClock()
     database = Database(settings.database, pool_size=settings.database_pool_size)
     secrets = Secrets.load_or_create(settings.home)
+    metrics = Metrics(engine)
+    inference = InferenceService(
+        settings=settings,
+        engine=engine,
+        model=model,
+        database=database,
+        limiter=limiter or AdmitAll(),
+        metrics=metrics,
+        secrets=secrets,
+        clock=clock,
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
         yield
+        await inference.tasks.drain()  # what was served is written down first
         await engine.close()
         await database.close()
 
     app = FastAPI(title="Loraplex", lifespan=lifespan)
     app.state.database = database
     app.state.engine = engine
-    app.state.metrics = Metrics(engine)
+    app.state.metrics = metrics
     app.state.keys = KeyService(database, secrets, clock)
+    app.state.models = ModelService(database, model, clock.now())
+    app.state.inference = inference
     app.add_middleware(RequestContext, max_body_bytes=settings.max_body_bytes)
     install_error_handlers(app)
     app.include_router(probes.router)
+    app.include_router(openai.router)
     return app

@@ -22,7 +22,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def keys(database: Database, tmp_path: Path, clock: ManualClock) -> KeyService:
+def key_service(database: Database, tmp_path: Path, clock: ManualClock) -> KeyService:
     return KeyService(database, Secrets.load_or_create(tmp_path), clock)
 
 
@@ -31,62 +31,64 @@ async def acme(database: Database, clock: ManualClock) -> Tenant:
     return await TenantService(database, clock).create("acme")
 
 
-async def issue(database: Database, keys: KeyService, tenant: Tenant) -> PlainKey:
+async def issue(database: Database, key_service: KeyService, tenant: Tenant) -> PlainKey:
     project = await TenantService(database, ManualClock()).default_project(tenant)
-    return await keys.create(tenant.id, project.id)
+    return await key_service.create(tenant.id, project.id)
 
 
 async def test_key_authenticates_as_its_tenant_and_project(
-    database: Database, keys: KeyService, acme: Tenant
+    database: Database, key_service: KeyService, acme: Tenant
 ) -> None:
-    key = await issue(database, keys, acme)
-    principal = await keys.authenticate(str(key))
+    key = await issue(database, key_service, acme)
+    principal = await key_service.authenticate(str(key))
     assert (principal.tenant_id, principal.key_id) == (acme.id, key.id)
 
 
 async def test_wrong_secret_of_a_known_id_is_refused(
-    database: Database, keys: KeyService, acme: Tenant
+    database: Database, key_service: KeyService, acme: Tenant
 ) -> None:
-    key = await issue(database, keys, acme)
-    await keys.authenticate(str(key))  # the cache knows the id
+    key = await issue(database, key_service, acme)
+    await key_service.authenticate(str(key))  # the cache knows the id
     with pytest.raises(InvalidApiKey):
-        await keys.authenticate(str(new_key()._replace(id=key.id)))
+        await key_service.authenticate(str(new_key()._replace(id=key.id)))
 
 
 async def test_revoked_key_works_no_longer_than_the_cache_lives(
-    database: Database, keys: KeyService, acme: Tenant, tmp_path: Path, clock: ManualClock
+    database: Database, key_service: KeyService, acme: Tenant, tmp_path: Path, clock: ManualClock
 ) -> None:
-    key = await issue(database, keys, acme)
+    key = await issue(database, key_service, acme)
     other_process = KeyService(database, Secrets.load_or_create(tmp_path), clock)
     await other_process.authenticate(str(key))
-    await keys.revoke(key.id)
+    await key_service.revoke(key.id)
     clock.advance(CACHE_S)
     with pytest.raises(InvalidApiKey):
         await other_process.authenticate(str(key))
 
 
 async def test_unknown_key_is_not_remembered_as_unknown(
-    database: Database, keys: KeyService, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+    database: Database, key_service: KeyService, acme: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = new_key()
     with pytest.raises(InvalidApiKey):
-        await keys.authenticate(str(key))
+        await key_service.authenticate(str(key))
     monkeypatch.setattr("loraplex_platform.auth.service.new_key", lambda: key)
-    await issue(database, keys, acme)
-    assert (await keys.authenticate(str(key))).key_id == key.id
+    await issue(database, key_service, acme)
+    assert (await key_service.authenticate(str(key))).key_id == key.id
 
 
-async def test_database_holds_no_secret(database: Database, keys: KeyService, acme: Tenant) -> None:
-    key = await issue(database, keys, acme)
+async def test_database_holds_no_secret(
+    database: Database, key_service: KeyService, acme: Tenant
+) -> None:
+    key = await issue(database, key_service, acme)
     await database.close()
     files = Path(database.url.removeprefix("sqlite:///")).parent.glob("*.sqlite3*")
     assert not [f for f in files if key.secret.encode() in f.read_bytes()]
 
 
 async def test_hash_outlives_a_rotation_of_the_secret_file(
-    database: Database, keys: KeyService, acme: Tenant, tmp_path: Path, clock: ManualClock
+    database: Database, key_service: KeyService, acme: Tenant, tmp_path: Path, clock: ManualClock
 ) -> None:
-    key = await issue(database, keys, acme)
+    key = await issue(database, key_service, acme)
     path = tmp_path / "secret.key"
     path.write_text(f"k2 {'ab' * 32}\n{path.read_text()}")
     rotated = Secrets.load_or_create(tmp_path)

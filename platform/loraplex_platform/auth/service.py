@@ -59,7 +59,6 @@ class KeyService:
             raise InvalidRequest(f"unknown scopes: {', '.join(sorted(unknown))}", param="scopes")
         key = new_key()
         pepper = self._secrets.derive(PEPPER_LABEL)
-        assert pepper is not None
         row = ApiKey(
             id=key.id,
             tenant_id=tenant_id,
@@ -96,7 +95,8 @@ class KeyService:
         if key is None:
             raise InvalidApiKey
         known = await self._known(key.id)
-        pepper = self._secrets.derive(PEPPER_LABEL, known.pepper_id if known else None)
+        pepper_id = known.pepper_id if known else self._secrets.key_id
+        pepper = self._secrets.derive_with(pepper_id, PEPPER_LABEL)
         # An unknown id costs the same comparison as a wrong secret.
         is_right = matches(key, pepper or bytes(32), known.digest if known else NO_DIGEST)
         if known is None or pepper is None or not is_right:

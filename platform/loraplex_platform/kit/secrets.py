@@ -50,9 +50,13 @@ class Secrets:
             raise BadSecretFile(path, "expected at least one secret of 32 bytes")
         return cls(keys)
 
-    def derive(self, label: str, key_id: str | None = None) -> bytes | None:
-        """The 32-byte key for this label; None when the named secret is no longer known."""
-        secret = self._keys.get(key_id or self.key_id)
+    def derive(self, label: str) -> bytes:
+        """The 32-byte key for this label, from the newest secret."""
+        return hkdf(self._keys[self.key_id], label)
+
+    def derive_with(self, key_id: str, label: str) -> bytes | None:
+        """The same from the named secret; None when that is no longer known."""
+        secret = self._keys.get(key_id)
         return None if secret is None else hkdf(secret, label)
 
 

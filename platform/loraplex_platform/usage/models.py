@@ -25,7 +25,7 @@ class UsageEvent(TenantOwned, Base):
     model: Mapped[str]  # as the client named it
     adapter_version: Mapped[str | None]  # None: the base model
     tier: Mapped[str]  # the tier used
-    outcome: Mapped[str]  # see usage.facts.Outcome
+    outcome: Mapped[str]  # usage.facts.Outcome
     error_code: Mapped[str | None]
     sequences: Mapped[int]
     attempts: Mapped[int]

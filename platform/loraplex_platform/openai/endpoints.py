@@ -1,0 +1,140 @@
+"""`/v1`: models, chat completions, completions."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from loraplex_engine.errors import EngineError
+from loraplex_platform.auth.dependencies import InferencePrincipal
+from loraplex_platform.errors import error_object, from_engine
+from loraplex_platform.kit.principal import Principal
+from loraplex_platform.openai.answers import Json
+from loraplex_platform.openai.models import ModelService
+from loraplex_platform.openai.reply import Reply
+from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest
+from loraplex_platform.openai.service import Caller, InferenceService
+
+router = APIRouter(prefix="/v1")
+CLIENT_CLOSED_REQUEST = 499  # only the log sees it
+
+
+def inference_of(request: Request) -> InferenceService:
+    service: InferenceService = request.app.state.inference
+    return service
+
+
+def models_of(request: Request) -> ModelService:
+    service: ModelService = request.app.state.models
+    return service
+
+
+Inference = Annotated[InferenceService, Depends(inference_of)]
+Models = Annotated[ModelService, Depends(models_of)]
+
+
+@router.get("/models")
+async def list_models(principal: InferencePrincipal, models: Models) -> Json:
+    return {"object": "list", "data": await models.list(principal)}
+
+
+@router.get("/models/{model_id:path}")
+async def get_model(model_id: str, principal: InferencePrincipal, models: Models) -> Json:
+    return await models.get(principal, model_id)
+
+
+@router.post("/chat/completions")
+async def create_chat_completion(
+    body: ChatRequest, principal: InferencePrincipal, request: Request, inference: Inference
+) -> Response:
+    reply = await inference.chat(_caller(request, principal), body)
+    return await _respond(request, reply, is_stream=bool(body.stream))
+
+
+@router.post("/completions")
+async def create_completion(
+    body: CompletionRequest, principal: InferencePrincipal, request: Request, inference: Inference
+) -> Response:
+    reply = await inference.complete(_caller(request, principal), body)
+    return await _respond(request, reply, is_stream=bool(body.stream))
+
+
+def _caller(request: Request, principal: Principal) -> Caller:
+    state = request.state
+    return Caller(principal, state.request_id, state.client_request_id)
+
+
+async def _respond(request: Request, reply: Reply, *, is_stream: bool) -> Response:
+    """The whole answer, or a stream from its first chunk on: until then errors have a status."""
+    if not is_stream:
+        whole = await _unless_gone(request, reply, reply.whole())
+        return _gone() if whole is None else JSONResponse(whole, headers=dict(reply.headers))
+    chunks = reply.chunks()
+    first = await _unless_gone(request, reply, _first(chunks))
+    return _gone() if first is None else EventStream(reply, first, chunks)
+
+
+async def _first(chunks: AsyncIterator[Json]) -> Json:
+    return await anext(chunks)
+
+
+async def _unless_gone(
+    request: Request, reply: Reply, work: Coroutine[Any, Any, Json]
+) -> Json | None:
+    """The work's result; None when the client hung up first."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            reply.abandon()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _gone() -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events in OpenAI's shape; abandons the reply if it cannot be sent to its end."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, reply: Reply, first: Json, rest: AsyncIterator[Json]) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **reply.headers}
+        super().__init__(_events(first, rest), headers=headers)
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._reply.abandon()
+
+
+async def _events(first: Json, rest: AsyncIterator[Json]) -> AsyncIterator[str]:
+    yield _event(first)
+    try:
+        async for chunk in rest:
+            yield _event(chunk)
+    except EngineError as error:
+        yield _event(error_object(from_engine(error)))
+    else:
+        yield "data: [DONE]\n\n"
+
+
+def _event(data: Json) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"

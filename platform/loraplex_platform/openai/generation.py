@@ -1,0 +1,161 @@
+"""One request at work in the engine: it outlives its client, and is settled exactly once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from loraplex_engine.client import EngineClient
+from loraplex_engine.errors import (
+    ContextTooLong,
+    EngineError,
+    EngineInternal,
+    EngineOverloaded,
+    EngineUnavailable,
+    UnknownAdapter,
+)
+from loraplex_engine.messages import Abort, ErrorCode, Finished, Generate, Hello, TokenEvent
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.tasks import Tasks
+from loraplex_platform.openai.tally import Tally
+
+POLL_S = 0.05
+LAST_WORD_S = 5.0  # how long an aborted sequence may take to say what it cost
+
+ENGINE_ERRORS: dict[ErrorCode, type[EngineError]] = {
+    "context_too_long": ContextTooLong,
+    "unknown_adapter": UnknownAdapter,
+    "overloaded": EngineOverloaded,
+    "unavailable": EngineUnavailable,
+    "internal": EngineInternal,
+}
+Settle = Callable[[Tally, EngineError | None], Awaitable[None]]
+
+
+class Piece(NamedTuple):
+    """An event of one of the request's sequences."""
+
+    choice: int
+    event: TokenEvent | Finished
+
+
+async def hello_of(engine: EngineClient, wait_s: float) -> Hello:
+    """The engine's limits, waiting while it restarts; raises EngineUnavailable."""
+    for _ in range(max(1, round(wait_s / POLL_S))):
+        if engine.hello is not None:
+            return engine.hello
+        await asyncio.sleep(POLL_S)
+    raise EngineUnavailable
+
+
+class Generation:
+    """Runs in a task of its own; the response reads from it, or abandons it."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        requests: list[Generate],
+        tally: Tally,
+        settle: Settle,
+        clock: Clock,
+        tasks: Tasks,
+        *,
+        wait_s: float,
+    ) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._tally = tally
+        self._settle = settle
+        self._clock = clock
+        self._wait_s = wait_s
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()  # None: it is over
+        self._pumps: list[asyncio.Task[None]] = []
+        self._has_sent = False
+        self._is_abandoned = False
+        self._tasks = tasks
+        self._task = tasks.spawn(self._run())
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Events as they come. From the first one on, a lost engine is an error."""
+        while (piece := await self._pieces.get()) is not None:
+            self._has_sent = True
+            yield piece
+        await asyncio.wait({self._task})
+        self._task.result()  # raises what the request died of
+
+    async def whole(self) -> list[Piece]:
+        """All events, once the request is settled."""
+        await asyncio.wait({self._task})
+        return [piece async for piece in self.pieces()]
+
+    def abandon(self) -> None:
+        """The client is gone: stop the sequences, and let them say what they cost."""
+        if not (self._task.done() or self._is_abandoned):
+            self._is_abandoned = True
+            self._tasks.spawn(self._abort())
+
+    async def _abort(self) -> None:
+        with suppress(EngineUnavailable):  # then they have stopped already
+            for request in self._requests:
+                await self._engine.send(Abort(request.request_id))
+        await asyncio.wait({self._task}, timeout=LAST_WORD_S)
+        for pump in self._pumps:
+            pump.cancel()
+
+    async def _run(self) -> None:
+        failure: EngineError | None = EngineInternal()
+        try:
+            await self._serve()
+            failure = None
+        except EngineError as error:
+            failure = error
+            raise
+        finally:
+            try:
+                await self._settle(self._tally, failure)
+            finally:
+                self._pieces.put_nowait(None)
+
+    async def _serve(self) -> None:
+        try:
+            await self._attempt()
+        except EngineUnavailable:
+            if self._has_sent or self._is_abandoned:
+                raise
+            self._start_again()
+            await hello_of(self._engine, self._wait_s)
+            await self._attempt()
+
+    def _start_again(self) -> None:
+        """Nothing of the first attempt has been seen; the seeds make the second one identical."""
+        while not self._pieces.empty():
+            self._pieces.get_nowait()
+        self._tally.restart()
+        self._requests = [replace(r, request_id=f"{r.request_id}.retry") for r in self._requests]
+
+    async def _attempt(self) -> None:
+        """All sequences side by side; the first failure ends the others."""
+        if self._is_abandoned:
+            return
+        self._pumps = [
+            asyncio.create_task(self._pump(index, request))
+            for index, request in enumerate(self._requests)
+        ]
+        try:
+            await asyncio.wait(self._pumps, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for pump in self._pumps:
+                pump.cancel()
+            results = await asyncio.gather(*self._pumps, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _pump(self, index: int, request: Generate) -> None:
+        async with aclosing(self._engine.generate(request)) as events:
+            async for event in events:
+                self._tally.add(index, event, self._clock.monotonic())
+                if isinstance(event, Finished) and event.error is not None:
+                    raise ENGINE_ERRORS[event.error](event.message)
+                self._pieces.put_nowait(Piece(index, event))

@@ -1,0 +1,142 @@
+"""The bodies of `POST /v1/chat/completions` and `POST /v1/completions`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
+from loraplex_platform.openai.parameters import MAX_SEQUENCES, NEUTRAL, Parameters, is_neutral
+
+Prompt = str | tuple[int, ...]
+
+
+class Message(BaseModel):
+    """One turn; what the official client adds to an assistant's turn is accepted when empty."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: JsonValue = None
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        empty = ("refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id")
+        return {k: v for k, v in data.items() if not (k in empty and is_neutral(v, ([],)))}
+
+
+class ChatRequest(Parameters):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest(
+                "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
+            )
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def token_limit(self) -> int | None:
+        """What the client allows; None: up to the context's end."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def turns(self) -> list[dict[str, str]]:
+        """The messages as chat templates expect them."""
+        turns = []
+        for index, message in enumerate(self.messages):
+            role = "system" if message.role == "developer" else message.role
+            turn = {"role": role, "content": _text_of(message.content, f"messages.{index}.content")}
+            turns.append(turn | ({"name": message.name} if message.name else {}))
+        return turns
+
+
+class CompletionRequest(Parameters):
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {
+        **{k: NEUTRAL[k] for k in ("store", "prompt_cache_key", "safety_identifier")},
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": (),
+    }
+
+    prompt: JsonValue
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens or 16  # the API's documented default
+
+    def prompts(self, vocab_size: int) -> list[Prompt]:
+        """One or several prompts: texts, or token ids of this model."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if isinstance(given, list) and given and all(isinstance(p, int) for p in given):
+            return [_token_ids(given, "prompt", vocab_size)]
+        if not isinstance(given, list) or not given:
+            raise _not_a_prompt("prompt")
+        if len(given) * self.num_choices > MAX_SEQUENCES:
+            raise InvalidRequest(
+                f"At most {MAX_SEQUENCES} completions are made at once.", param="prompt"
+            )
+        return [
+            prompt if isinstance(prompt, str) else _token_ids(prompt, f"prompt.{i}", vocab_size)
+            for i, prompt in enumerate(given)
+        ]
+
+
+def _token_ids(value: JsonValue, param: str, vocab_size: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        raise _not_a_prompt(param)
+    ids = tuple(i for i in value if type(i) is int and 0 <= i < vocab_size)
+    if len(ids) != len(value):
+        raise InvalidRequest(
+            f"'{param}' holds something that is not a token id of this model.",
+            param=param,
+            code="invalid_value",
+        )
+    return ids
+
+
+def _not_a_prompt(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"'{param}' must be a string, a list of strings, or token ids.",
+        param=param,
+        code="invalid_type",
+    )
+
+
+def _text_of(content: JsonValue, param: str) -> str:
+    """A message's text: a string, or parts of type text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise InvalidRequest(
+            f"'{param}' must be a string or a list of parts.", param=param, code="invalid_type"
+        )
+    return "".join(_text_of_part(part, f"{param}.{i}") for i, part in enumerate(content))
+
+
+def _text_of_part(part: JsonValue, param: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise UnsupportedParameter(f"{param}.type")
+    if not isinstance(text, str):
+        raise InvalidRequest(f"'{param}.text' must be a string.", param=f"{param}.text")
+    return text

@@ -1,0 +1,124 @@
+"""The base model as the API sees it: an id, a tokenizer, a chat template."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from loraplex_platform.kit.errors import InvalidRequest
+
+
+class TemplateRefusal(TemplateError):
+    """The chat template itself refused these messages."""
+
+
+class ServedModel:
+    """Reads a Hugging Face folder; loads no weights."""
+
+    def __init__(
+        self,
+        model_id: str,
+        tokenizer: Tokenizer,
+        chat_template: str | None,
+        special_tokens: Mapping[str, str],
+    ) -> None:
+        self.id = model_id
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
+        self._template = None
+        if chat_template is not None:
+            self._template = _environment().from_string(chat_template)
+
+    @classmethod
+    def load(cls, folder: Path, model_id: str | None = None) -> Self:
+        """The id is the folder's name unless one is given."""
+        config_path, template_path = (
+            folder / "tokenizer_config.json",
+            folder / "chat_template.jinja",
+        )
+        config = json.loads(config_path.read_text()) if config_path.exists() else {}
+        template = config.get("chat_template")
+        if isinstance(template, list):  # several by name
+            template = next((t["template"] for t in template if t["name"] == "default"), None)
+        if template_path.exists():
+            template = template_path.read_text()
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return cls(model_id or folder.resolve().name, tokenizer, template, _special_tokens(config))
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt's text, up to where the assistant speaks."""
+        if self._template is None:
+            raise InvalidRequest(f"The model '{self.id}' has no chat template.", param="model")
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, **self._special_tokens
+            )
+        except TemplateError as error:
+            raise InvalidRequest(
+                f"The chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def token_text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's own bytes, which need not be whole characters."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if len(token) == 6 and token.startswith("<0x"):  # SentencePiece's byte fallback
+            return bytes([int(token[3:5], 16)])
+        if all(char in BYTE_OF_CHAR for char in token):
+            return bytes(BYTE_OF_CHAR[char] for char in token)
+        return self.token_text(token_id).encode()
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    found = {name: config.get(name) for name in names}
+    return {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in found.items()
+        if token is not None
+    }
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The dialect that model folders are written in, without a way out of the sandbox."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateRefusal(message)
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte-level alphabet of GPT-2: printable Latin-1 stands for itself."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    pairs = [(chr(b), b) for b in plain] + [(chr(256 + i), b) for i, b in enumerate(others)]
+    return dict(pairs)
+
+
+BYTE_OF_CHAR = _byte_of_char()

@@ -1,0 +1,288 @@
+"""From a parsed request to a generation at work."""
+
+import asyncio
+import hashlib
+import hmac
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from loraplex_engine.client import EngineClient
+from loraplex_engine.messages import TIERS, Generate, Hello, SamplingParams, TenantShare, Tier
+from loraplex_platform.admission.limiter import Demand, Limiter
+from loraplex_platform.admission.ticket import Ticket, admit
+from loraplex_platform.catalogue.repository import AdapterRepository
+from loraplex_platform.config import Settings
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.secrets import Secrets
+from loraplex_platform.kit.tasks import Tasks
+from loraplex_platform.observability.metrics import Metrics
+from loraplex_platform.openai.answers import ChatAnswer, CompletionAnswer, Head, Shape
+from loraplex_platform.openai.generation import Generation, hello_of
+from loraplex_platform.openai.parameters import Parameters, ServiceTier
+from loraplex_platform.openai.reply import Reply
+from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Prompt
+from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.openai.settlement import Circumstances, Endpoint, Settlement
+from loraplex_platform.openai.tally import Tally
+from loraplex_platform.tenants.models import Tenant
+from loraplex_platform.tenants.repository import TenantRepository
+from loraplex_platform.usage.meter import Meter
+
+CACHE_SCOPE_LABEL = "loraplex cache scope"
+TIER_OF: dict[ServiceTier, Tier] = {
+    "flex": "batch",
+    "default": "standard",
+    "priority": "interactive",
+    "fast": "interactive",
+}
+SERVICE_TIER_OF: dict[Tier, str] = {
+    "batch": "flex",
+    "standard": "default",
+    "interactive": "priority",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, through which request."""
+
+    principal: Principal
+    request_id: str
+    client_request_id: str | None = None
+    job_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request resolves to within its tenant."""
+
+    adapter_version: str | None
+    tier: Tier
+    share: TenantShare
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A request that is understood: it can be admitted and generated."""
+
+    caller: Caller
+    endpoint: Endpoint
+    request: ChatRequest | CompletionRequest
+    target: Target
+    hello: Hello
+    prompts: list[tuple[int, ...]]
+    sampling: SamplingParams
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompts) * self.request.num_choices
+
+    def prompt_of(self, index: int) -> tuple[int, ...]:
+        """The prompt of a choice: all choices of one prompt stand together."""
+        return self.prompts[index // self.request.num_choices]
+
+
+class InferenceService:
+    """Holds no database session while the engine works."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        engine: EngineClient,
+        model: ServedModel,
+        database: Database,
+        limiter: Limiter,
+        metrics: Metrics,
+        secrets: Secrets,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._model = model
+        self._database = database
+        self._limiter = limiter
+        self._metrics = metrics
+        self._meter = Meter(database)
+        self._clock = clock
+        self._scope_key = secrets.derive(CACHE_SCOPE_LABEL)
+        self.tasks = Tasks()
+
+    async def chat(self, caller: Caller, request: ChatRequest) -> Reply:
+        """Starts the answer to a conversation, or raises what is wrong with the request."""
+        target = await self._resolve(caller.principal, request)
+        turns = request.turns()
+
+        def encode() -> list[tuple[int, ...]]:
+            return [self._model.encode(self._model.render(turns), add_special_tokens=False)]
+
+        prompts = await asyncio.to_thread(encode)
+        order = await self._order(caller, "/v1/chat/completions", request, target, prompts)
+        return await self._start(order)
+
+    async def complete(self, caller: Caller, request: CompletionRequest) -> Reply:
+        """Starts the continuation of one or several prompts."""
+        target = await self._resolve(caller.principal, request)
+        given = request.prompts(self._model.vocab_size)
+        prompts = await asyncio.to_thread(lambda: [self._token_ids(prompt) for prompt in given])
+        order = await self._order(caller, "/v1/completions", request, target, prompts)
+        return await self._start(order)
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, tuple):
+            return prompt
+        return self._model.encode(prompt, add_special_tokens=True)
+
+    async def _resolve(self, principal: Principal, request: Parameters) -> Target:
+        """The adapter version behind a name; other tenants' names do not exist."""
+        async with self._database.reading() as session:
+            tenant = await TenantRepository(session).own(principal)
+            version = None
+            if request.model != self._model.id:
+                adapter = await AdapterRepository(session).named(principal, request.model)
+                if adapter is None:
+                    raise ModelNotFound(request.model)
+                version = adapter.version
+        share = TenantShare(tenant.id, tenant.weight, tenant.max_running, tenant.kv_share)
+        return Target(version, _tier_of(request.service_tier, tenant), share)
+
+    async def _order(
+        self,
+        caller: Caller,
+        endpoint: Endpoint,
+        request: ChatRequest | CompletionRequest,
+        target: Target,
+        prompts: list[tuple[int, ...]],
+    ) -> Order:
+        hello = await hello_of(self._engine, self._settings.engine_wait_s)
+        param: Literal["messages", "prompt"] = (
+            "messages" if isinstance(request, ChatRequest) else "prompt"
+        )
+        if not all(prompts):
+            raise InvalidRequest("The prompt is empty.", param=param, code="invalid_value")
+        max_tokens = _max_tokens(request.token_limit, prompts, hello, param)
+        if (request.min_tokens or 0) > max_tokens:
+            raise InvalidRequest(
+                f"'min_tokens' exceeds the {max_tokens} tokens that may be generated.",
+                param="min_tokens",
+                code="invalid_value",
+            )
+        sampling = request.sampling(max_tokens, self._model.vocab_size, request.num_logprobs)
+        return Order(caller, endpoint, request, target, hello, prompts, sampling)
+
+    async def _start(self, order: Order) -> Reply:
+        started_at, started_s = self._clock.now(), self._clock.monotonic()
+        demand = Demand(
+            request_id=order.caller.request_id,
+            principal=order.caller.principal,
+            model=order.request.model,
+            tier=order.target.tier,
+            prompt_tokens=sum(map(len, order.prompts)),
+            max_tokens=order.sampling.max_tokens * order.num_sequences,
+        )
+        ticket = await admit(self._limiter, demand)
+        request = order.request
+        about = Circumstances(
+            request_id=order.caller.request_id,
+            principal=order.caller.principal,
+            endpoint=order.endpoint,
+            model=request.model,
+            adapter_version=order.target.adapter_version,
+            tier=order.target.tier,
+            region=self._settings.region,
+            started_at=started_at,
+            started_s=started_s,
+            job_id=order.caller.job_id,
+            end_user=request.user,
+            client_request_id=order.caller.client_request_id,
+            metadata=request.metadata,
+        )
+        return self._run(order, ticket, about)
+
+    def _run(self, order: Order, ticket: Ticket, about: Circumstances) -> Reply:
+        requests = self._generates(order)
+        tally = Tally.of(requests, order.request.num_choices)
+        generation = Generation(
+            self._engine,
+            requests,
+            tally,
+            Settlement(about, ticket, self._meter, self._metrics, self._clock),
+            self._clock,
+            self.tasks,
+            wait_s=self._settings.engine_wait_s,
+        )
+        is_chat = isinstance(order.request, ChatRequest)
+        shape = Shape(
+            includes_usage=order.request.includes_usage,
+            returns_token_ids=bool(order.request.return_token_ids),
+            has_logprobs=order.sampling.logprobs is not None,
+        )
+        head = Head(
+            id=new_id("chatcmpl" if is_chat else "cmpl"),
+            created=int(about.started_at.timestamp()),
+            model=order.request.model,
+            service_tier=SERVICE_TIER_OF[order.target.tier],
+            system_fingerprint=f"fp_{order.hello.model_hash[:12]}",
+        )
+        prompts = [order.prompt_of(index) for index in range(order.num_sequences)]
+        answer = (ChatAnswer if is_chat else CompletionAnswer)(head, shape, self._model, prompts)
+        return Reply(generation, answer, tally, ticket.headers, includes_usage=shape.includes_usage)
+
+    def _generates(self, order: Order) -> list[Generate]:
+        principal, request_id = order.caller.principal, order.caller.request_id
+        return [
+            Generate(
+                request_id=request_id if order.num_sequences == 1 else f"{request_id}.{index}",
+                prompt_ids=order.prompt_of(index),
+                sampling=order.sampling if index == 0 else _with_seed(order.sampling, index),
+                tenant=principal.tenant_id,
+                project=principal.project_id,
+                cache_scope=self._cache_scope(principal),
+                tier=order.target.tier,
+                share=order.target.share,
+                adapter=order.target.adapter_version,
+                parent_id=None if order.num_sequences == 1 else request_id,
+                index=index,
+                job_id=order.caller.job_id,
+            )
+            for index in range(order.num_sequences)
+        ]
+
+    def _cache_scope(self, principal: Principal) -> str:
+        return hmac.new(self._scope_key, principal.tenant_id.encode(), hashlib.sha256).hexdigest()
+
+
+def _with_seed(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Each choice draws from a seed of its own, and the same one again in a retry."""
+    return replace(sampling, seed=(sampling.seed + index + 2**63) % 2**64 - 2**63)
+
+
+def _max_tokens(limit: int | None, prompts: list[tuple[int, ...]], hello: Hello, param: str) -> int:
+    """What may be generated after the longest prompt; raises when the context has no room."""
+    longest = max(map(len, prompts))
+    room = hello.max_model_len - longest
+    if room < (limit or 1):
+        wanted = f" and {limit} in the completion" if limit else ""
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {hello.max_model_len} tokens. However, your "
+            f"request has {longest} tokens in the {param}{wanted}.",
+            param=param,
+        )
+    return limit or room
+
+
+def _tier_of(asked: ServiceTier | None, tenant: Tenant) -> Tier:
+    """The tier to use: never above the tenant's best one."""
+    best = TIERS.index(tenant.max_tier)
+    if asked is None or asked == "auto":
+        return TIERS[max(best, TIERS.index("standard"))]
+    tier = TIER_OF[asked]
+    if TIERS.index(tier) < best:
+        raise InvalidRequest(
+            f"The service tier '{asked}' is not available to you.", param="service_tier"
+        )
+    return tier

@@ -1,0 +1,36 @@
+"""Writes what happened, once."""
+
+import asyncio
+from dataclasses import asdict
+
+import structlog
+from sqlalchemy.exc import OperationalError
+
+from loraplex_platform.db.database import Database
+from loraplex_platform.usage.facts import UsageFacts
+from loraplex_platform.usage.models import UsageEvent
+from loraplex_platform.usage.repository import UsageRepository
+
+log = structlog.get_logger(__name__)
+RETRY_S = (0.1, 0.5, 2.0)  # a database that restarts is back by then
+
+
+class Meter:
+    """The one writer of usage events."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def record(self, facts: UsageFacts) -> None:
+        """One transaction; writing the same request again changes nothing."""
+        for pause_s in RETRY_S:
+            try:
+                return await self._write(facts)
+            except OperationalError:
+                log.warning("usage_write_delayed", usage_request_id=facts.request_id)
+                await asyncio.sleep(pause_s)
+        await self._write(facts)
+
+    async def _write(self, facts: UsageFacts) -> None:
+        async with self._database.unit_of_work() as session:
+            await UsageRepository(session).add_once(UsageEvent(**asdict(facts)))

@@ -5,6 +5,7 @@ EngineError
 │   ├── ContextTooLong
 │   └── UnknownAdapter
 ├── EngineUnavailable       the engine process is away, restarting or draining
+├── ProtocolError           the peer does not speak this version of the messages
 ├── ModelUnavailable        the base model cannot be found, fetched or converted
 ├── EngineOverloaded        the queue cannot be served in time; carries retry_after_s
 ├── EngineInternal          a fault of ours; the request did nothing wrong
@@ -36,6 +37,10 @@ class UnknownAdapter(BadRequest):
 
 class EngineUnavailable(EngineError):
     """The engine is not reachable: starting, restarting or draining."""
+
+
+class ProtocolError(EngineError):
+    """The peer on the socket sends what this version does not understand."""
 
 
 class ModelUnavailable(EngineError):

@@ -1,0 +1,281 @@
+"""Server and client over a real socket, with a core that only counts."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from tests.engine.fake_core import HELLO, CountdownCore
+
+from loraplex_engine.client import RemoteEngine
+from loraplex_engine.errors import EngineUnavailable, ProtocolError
+from loraplex_engine.messages import (
+    Abort,
+    AdapterFailed,
+    Finished,
+    Generate,
+    PreloadAdapter,
+    SamplingParams,
+    TokenEvent,
+)
+from loraplex_engine.server import EngineServer
+from loraplex_engine.wire import ALIVE, MAGIC, decode, encode
+
+ROOT = Path(__file__).parents[2]
+
+
+def request(request_id: str, max_tokens: int = 5) -> Generate:
+    return Generate(request_id, (1, 2, 3), SamplingParams(max_tokens), "acme", "default", "s")
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/e"
+
+
+@pytest.fixture
+def core(address: str) -> Iterator[CountdownCore]:
+    core = CountdownCore()
+    server = EngineServer(core, address)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield core
+    server.drain(0.0)
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[RemoteEngine]:
+    client = RemoteEngine(address)
+    await client.start()
+    try:
+        await until(lambda: client.stats is not None)
+        yield client
+    finally:
+        await client.close()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> float:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() < started + timeout_s, "waited in vain"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started
+
+
+async def answer(client: RemoteEngine, asked: Generate) -> list[TokenEvent | Finished]:
+    return [event async for event in client.generate(asked)]
+
+
+async def test_two_clients_get_their_own_events(core: CountdownCore, address: str) -> None:
+    async with connected(address) as one, connected(address) as two:
+        both = await asyncio.gather(
+            *(answer(client, request(f"{name}{i}", 5 + i))
+              for name, client in (("a", one), ("b", two)) for i in range(8))
+        )  # fmt: skip
+    assert one.hello is None
+    for n, events in enumerate(both):
+        *tokens, end = events
+        assert [t.token_ids for t in tokens] == [(i,) for i in range(5 + n % 8)]
+        assert isinstance(end, Finished)
+        assert {e.request_id for e in events} == {f"{'ab'[n // 8]}{n % 8}"}
+
+
+async def test_hello_comes_first_and_statistics_keep_coming(
+    core: CountdownCore, address: str
+) -> None:
+    async with connected(address) as client:
+        assert client.hello == HELLO
+        first = client.stats
+        assert first is not None
+        waited_s = await until(lambda: client.stats is not first)
+    assert waited_s < 0.5
+
+
+async def test_closing_the_iterator_aborts(core: CountdownCore, address: str) -> None:
+    async with connected(address) as client:
+        async with aclosing(client.generate(request("r", 10_000))) as events:
+            await anext(events)
+        await until(lambda: not core.has_work, timeout_s=1)
+
+
+async def test_client_that_closes_is_forgotten_within_two_seconds(
+    core: CountdownCore, address: str
+) -> None:
+    async with connected(address) as client:
+        events = client.generate(request("r", 100_000))
+        await anext(events)
+    assert await until(lambda: not core.has_work) < 2
+    with pytest.raises(EngineUnavailable):
+        await anext(events)
+
+
+async def test_bare_socket_speaks_the_protocol(core: CountdownCore, address: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as bare:
+        bare.connect(address)
+        bare.send_multipart([MAGIC, encode([request("r", 2)])])
+        seen: list[object] = []
+        while not isinstance(seen[-1:], list) or not any(isinstance(e, Finished) for e in seen):
+            assert await asyncio.to_thread(bare.poll, 2000)
+            seen += decode(bare.recv_multipart())
+    assert seen[0] == HELLO
+    assert [e.token_ids for e in seen if isinstance(e, TokenEvent)] == [(0,), (1,)]
+
+
+async def test_other_protocol_is_told_and_not_obeyed(core: CountdownCore, address: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as bare:
+        bare.connect(address)
+        bare.send_multipart([b"lpx99", encode([request("r")])])
+        assert await asyncio.to_thread(bare.poll, 2000)
+        assert bare.recv_multipart() == [MAGIC, ALIVE]
+    assert not core.has_work
+
+
+@pytest.mark.parametrize(
+    "frame", [[], [MAGIC], [b"lpx0", ALIVE], [MAGIC, b"\xff"], [MAGIC, encode([Abort("r")])[:-1]],
+              [MAGIC, b"\x91\x92\xa3New\x80"]]
+)  # fmt: skip
+def test_what_is_not_understood_is_a_protocol_error(frame: list[bytes]) -> None:
+    with pytest.raises(ProtocolError):
+        decode(frame)
+
+
+async def test_engine_of_another_protocol_is_reported(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/e"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        other.bind(address)
+        client = RemoteEngine(address)
+        await client.start()
+        assert await asyncio.to_thread(other.poll, 2000)
+        peer, *_ = other.recv_multipart()
+        other.send_multipart([peer, b"lpx7", ALIVE])
+        await asyncio.sleep(0.2)
+        with pytest.raises(EngineUnavailable, match="lpx7"):
+            await anext(client.generate(request("r")))
+        await client.close()
+
+
+async def test_running_request_id_is_refused(core: CountdownCore, address: str) -> None:
+    async with connected(address) as one, connected(address) as two:
+        events = one.generate(request("r", 1000))
+        await anext(events)
+        [refusal] = await answer(two, request("r"))
+        assert isinstance(refusal, Finished)
+        assert refusal.error == "internal"
+        assert isinstance(await anext(events), TokenEvent)
+        await events.aclose()
+
+
+async def test_explanation_reaches_who_asked(core: CountdownCore, address: str) -> None:
+    async with connected(address) as one, connected(address) as two:
+        answers = await asyncio.gather(one.explain("x"), two.explain("y"), two.explain("y"))
+    assert [a.request_id for a in answers] == ["x", "y", "y"]
+
+
+async def test_failed_adapter_is_told_to_everybody(core: CountdownCore, address: str) -> None:
+    async with connected(address) as one, connected(address) as two:
+        readers = [asyncio.ensure_future(anext(aiter(c.failures()))) for c in (one, two)]
+        await asyncio.sleep(0)
+        await one.send(PreloadAdapter("v", "acme"))
+        assert await asyncio.gather(*readers) == [AdapterFailed("v", "not found")] * 2
+
+
+async def test_idle_engine_sleeps(core: CountdownCore, address: str) -> None:
+    async with connected(address):
+        before = core.num_steps
+        await asyncio.sleep(1)
+    assert core.num_steps - before <= 6  # one for each publication of statistics
+
+
+@pytest.fixture
+def spawn(address: str) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
+    spawned: list[subprocess.Popen[bytes]] = []
+
+    def start() -> "subprocess.Popen[bytes]":
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        command = [sys.executable, "-m", "tests.engine.fake_core", address, "0.01"]
+        spawned.append(subprocess.Popen(command, env=env))
+        return spawned[-1]
+
+    yield start
+    for engine in spawned:
+        engine.kill()
+        engine.wait()
+
+
+async def test_killed_engine_fails_its_requests_at_once_and_the_next_one_serves(
+    spawn: Callable[[], "subprocess.Popen[bytes]"], address: str
+) -> None:
+    engine = spawn()
+    async with connected(address) as client:
+        running = [client.generate(request(f"r{i}", 10_000)) for i in range(3)]
+        for events in running:
+            await anext(events)
+        engine.kill()
+        started = time.monotonic()
+        for events in running:
+            with pytest.raises(EngineUnavailable):
+                async for _ in events:
+                    pass
+        assert time.monotonic() < started + 1
+        assert client.hello is None
+        assert client.stats is None
+        with pytest.raises(EngineUnavailable):
+            await anext(client.generate(request("r9")))
+
+        spawn()
+        await until(lambda: client.stats is not None)
+        assert client.stats is not None
+        assert client.stats.running == 0
+        assert len(await answer(client, request("r0", 3))) == 4
+
+
+async def test_stopped_engine_is_silent_within_two_seconds(
+    spawn: Callable[[], "subprocess.Popen[bytes]"], address: str
+) -> None:
+    engine = spawn()
+    async with connected(address) as client:
+        events = client.generate(request("r", 10_000))
+        await anext(events)
+        engine.send_signal(signal.SIGSTOP)
+        assert await until(lambda: client.hello is None) < 2.2
+        with pytest.raises(EngineUnavailable):
+            async for _ in events:
+                pass
+
+
+async def test_terminated_engine_finishes_what_runs_and_takes_nothing_new(
+    spawn: Callable[[], "subprocess.Popen[bytes]"], address: str
+) -> None:
+    engine = spawn()
+    async with connected(address) as client:
+        events = client.generate(request("r", 50))
+        await anext(events)
+        engine.terminate()
+        await until(lambda: client.stats is not None and client.stats.draining)
+        [late] = await answer(client, request("late"))
+        assert isinstance(late, Finished)
+        assert late.finish_reason == "error"
+        rest = [event async for event in events]
+        assert len(rest) == 50
+    assert await asyncio.to_thread(engine.wait, 5) == 0
+
+
+async def test_client_whose_loop_hangs_keeps_its_sequences(
+    core: CountdownCore, address: str
+) -> None:
+    async with connected(address) as client:
+        events = client.generate(request("r", 1200))
+        await anext(events)
+        time.sleep(2.5)  # noqa: ASYNC251 (that is the point: the transport answers meanwhile)
+        rest = [event async for event in events]
+        assert len(rest) == 1200

@@ -55,6 +55,12 @@ class PagedKv:
     def match_prefix(self, seq: Sequence) -> int:
         return len(self._matching_blocks(seq)) * self.block_size
 
+    def next_block_key(self, seq: Sequence) -> bytes | None:
+        if not self.caching:
+            return None
+        keys = self._hashes(seq, (seq.num_known - 1) // self.block_size)
+        return next((key for key in keys if key not in self._block_of), None)
+
     def blocks_needed(self, seq: Sequence, num_tokens: int) -> int:
         return max(0, -(-num_tokens // self.block_size) - len(seq.block_table))
 
@@ -82,6 +88,8 @@ class PagedKv:
         if not self.caching:
             return
         num_full = min(seq.num_computed, seq.num_known) // self.block_size
+        if num_full == 0 or seq.block_table[num_full - 1] in self._hash_of:
+            return  # blocks are published in order: nothing is new
         hashes = self._hashes(seq, num_full)
         for block, key in zip(seq.block_table[:num_full], hashes, strict=True):
             if block not in self._hash_of and key not in self._block_of:

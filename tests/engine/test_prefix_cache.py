@@ -47,6 +47,16 @@ def test_root_key_fields_cannot_run_into_each_other() -> None:
     assert root_key("m", "bf16", 16, "a", None) != root_key("m", "bf16", 16, "a", "x")
 
 
+def test_next_block_key_is_shared_by_those_who_want_the_same_block() -> None:
+    kv = PagedKv(num_blocks=16, block_size=BLOCK)
+    compute_all(kv, make_sequence(list(range(8))))
+    one, two = make_sequence([*range(12), 1]), make_sequence([*range(12), 2])
+    other = make_sequence([*range(8), 9, 9, 9, 9, 9])
+    assert kv.next_block_key(one) == kv.next_block_key(two) is not None
+    assert kv.next_block_key(other) != kv.next_block_key(one)
+    assert kv.next_block_key(make_sequence(list(range(8)))) is None
+
+
 operations = st.lists(
     st.tuples(
         st.sampled_from(["start", "append", "free", "fork"]),

@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple, Protocol
 from loraplex_engine.messages import TenantShare, WaitReason
 from loraplex_engine.sequence import Sequence
 
-PreemptionMode = Literal["recompute", "offload"]
+# "abort": the policy has let go of the sequence as `finish` does; the loop tells the client.
+PreemptionMode = Literal["recompute", "offload", "abort"]
 AdapterState = Literal["resident", "loading", "absent"]
 
 
@@ -29,7 +30,11 @@ class Preemption(NamedTuple):
 
 
 class BlockCopy(NamedTuple):
-    """Copy one block between the device and the host tier."""
+    """Copy one block between the device and the host tier; the policy hands out host blocks.
+
+    Copies of a plan take effect in the order of its list, before its forward pass and after those
+    of the plan before it, so a block may be given to somebody else in the plan that copies it away.
+    """
 
     source: int
     target: int
@@ -85,6 +90,10 @@ class KvCache(Protocol):
 
     def match_prefix(self, seq: Sequence) -> int:
         """Cached tokens a waiting sequence would start with; changes nothing but recency."""
+        ...
+
+    def next_block_key(self, seq: Sequence) -> bytes | None:
+        """Key of the first full known block that is not cached, so that two can be seen to want it."""
         ...
 
     def blocks_needed(self, seq: Sequence, num_tokens: int) -> int:

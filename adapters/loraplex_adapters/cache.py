@@ -186,6 +186,9 @@ class AdapterCache:
         """Slots, rows and loads agree with each other."""
         self._slots.check_integrity()
         assert not self._loads.keys() & self._slots.residents.keys()
+        copying = {load.row_start for load in self._loads.values()} - {None}
+        resident = {r.row_start for r in self._slots.residents.values()}
+        assert self._slots.rows.runs.keys() == copying | resident
 
     def _advance(self, version: str, load: _Load) -> LoadOutcome | None:
         """The next stage of a load whose worker is done: read, then copied, then resident."""

@@ -1,20 +1,26 @@
 """What PEFT saves is loaded with the delta that PEFT itself computes, module by module."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file, save_file
 from tests.adapters.folders import BASE, HIDDEN, INTERMEDIATE, NUM_LAYERS, projections
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from loraplex_adapters.layout import BaseModel
+from loraplex_adapters.cache import AdapterCache
+from loraplex_adapters.layout import BaseModel, ProjectionSpec, SliceSpec
 from loraplex_adapters.loader import AdapterWeights, Loader
 from loraplex_adapters.manifest import Limits
+from loraplex_adapters.peft_config import parse_config
 from loraplex_adapters.store import AdapterStore, StoredAdapter
+from loraplex_kernels.lora import apply_lora, build_segments
 
 # PEFT asks transformers for a property that transformers renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
@@ -86,7 +92,7 @@ def save_peft(folder: Path, options: dict[str, Any], seed: int = 1) -> Deltas:
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_embedding_layers=False)
     return {
         name.removeprefix("base_model.model."): module.get_delta_weight("default").detach()
         for name, module in model.named_modules()
@@ -136,6 +142,23 @@ def test_half_precision_file_is_loaded_without_another_rounding(
         name = f"base_model.model.{module}"
         assert torch.equal(factors.a, halves[f"{name}.lora_A.weight"])
         assert torch.equal(factors.b, halves[f"{name}.lora_B.weight"].T)
+
+
+PATTERNS = [
+    "q_proj", "proj", "self_attn.q_proj", "layers.1", "layers.1.self_attn", "^q_proj", "q_pro",
+    "^model.layers.0.self_attn.q_proj", "(q|k)_proj", "q_proj|nothing", ".*mlp.*", "", "attn.q_proj",
+    r"layers\.[01]\.mlp\.(up|down)_proj", "model", "q_proj$",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_pattern_matches_what_it_matches_in_peft(pattern: str) -> None:
+    """Alone, and shadowing a later pattern that matches everything."""
+    for patterns in ({pattern: 3}, {pattern: 3, ".*": 5}):
+        rules = parse_config(json.dumps({"r": 8, "rank_pattern": patterns}).encode())
+        for module in BASE.modules:
+            expected = patterns.get(get_pattern_key(patterns.keys(), module), 8)
+            assert rules.rank_of(module) == expected, module
 
 
 def rename(old: str, new: str) -> Any:
@@ -209,6 +232,55 @@ def test_scale_is_part_of_the_version(tmp_path: Path) -> None:
 
     assert first.version != second.version
     assert [m.scale for m in second.report.modules] == [4.0, 4.0]
+
+
+def test_lora_on_lm_head_is_served_where_the_engine_has_a_projection_for_it(
+    tmp_path: Path,
+) -> None:
+    expected = save_peft(tmp_path / "adapter", {"r": 4, "target_modules": ["q_proj", "lm_head"]})
+    head = ProjectionSpec("lm_head", HIDDEN, (SliceSpec("lm_head", 40),))
+    base = BaseModel.from_projections("tiny", (*projections(), head))
+    store = AdapterStore(tmp_path / "store")
+
+    version = store.put(tmp_path / "adapter", base=base, limits=Limits(max_rank=4)).version
+
+    found = deltas_of(Loader(base, 4, torch.float32).load(store.path(version), version))
+    torch.testing.assert_close(found["lm_head"], expected["lm_head"], rtol=1e-5, atol=1e-5)
+
+
+def test_adapters_of_all_shapes_in_one_batch_add_pefts_deltas(tmp_path: Path) -> None:
+    """From PEFT's files through the store, the cache and the slabs to the kernel's output."""
+    names = ("rank 3", "rank pattern", "patterns and rslora", "only k", "one layer")
+    expected = [save_peft(tmp_path / n, VARIANTS[n], seed=i) for i, n in enumerate(names)]
+    store = AdapterStore(tmp_path / "store")
+    limits = Limits(max_rank=32)
+    versions = [store.put(tmp_path / n, base=BASE, limits=limits).version for n in names]
+    cache = AdapterCache(
+        store, projections(), max_loras=5, max_lora_rank=32, dtype=torch.float32,
+        device=torch.device("cpu"), host_bytes=0,
+    )  # fmt: skip
+    for version in versions:
+        cache.start_load(version)
+    deadline = time.monotonic() + 20
+    while len(cache.resident) < len(versions):
+        assert time.monotonic() < deadline
+        assert all(outcome.error is None for outcome in cache.poll())
+    cache.close()
+    slots = [cache.slot_of(version) for version in versions]
+    segments = build_segments(np.array([*slots, -1], np.int32))
+    assert segments is not None
+
+    for projection in projections():
+        x = torch.randn(6, projection.in_features)
+        y = torch.zeros(6, sum(projection.slice_widths))
+        apply_lora(y, x, cache.slabs[projection.name], segments)
+        widths = projection.slice_widths
+        for token, deltas in enumerate([*expected, {}]):
+            pieces = [
+                deltas[s.module] @ x[token] if s.module in deltas else torch.zeros(width)
+                for s, width in zip(projection.slices, widths, strict=True)
+            ]
+            torch.testing.assert_close(y[token], torch.cat(pieces), rtol=1e-4, atol=1e-4)
 
 
 def test_base_read_from_a_checkpoint_is_the_base_of_its_projections(checkpoint: Path) -> None:

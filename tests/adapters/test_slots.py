@@ -1,0 +1,202 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from loraplex_adapters.slots import SlotTable
+
+VERSIONS = [f"v{i}" for i in range(6)]
+MAX_RANK = 16
+
+
+def load(table: SlotTable, version: str, rank: int) -> bool:
+    slot = table.promise()
+    if slot is None:
+        return False
+    row_start = table.take(slot, rank)
+    if row_start is not None:
+        table.settle(version, slot, row_start)
+    return row_start is not None
+
+
+def test_least_recently_used_idle_version_goes_first() -> None:
+    table = SlotTable(3, 48, MAX_RANK)
+    for version in ("a", "b", "c"):
+        assert load(table, version, 4)
+    table.acquire("a")
+    table.release("a")
+    table.acquire("b")
+
+    assert load(table, "d", 4)
+    assert load(table, "e", 4)
+
+    assert set(table.residents) == {"b", "d", "e"}
+
+
+def test_promised_version_stays_until_its_successor_is_validated() -> None:
+    table = SlotTable(1, 16, MAX_RANK)
+    load(table, "a", 4)
+    slot = table.promise()
+    assert slot == 0
+    assert not table.is_usable("a")
+    assert "a" in table.residents
+
+    table.cancel(slot)
+
+    assert table.is_usable("a")
+
+
+def test_wide_adapter_takes_the_rows_of_several_idle_ones() -> None:
+    table = SlotTable(4, 16, MAX_RANK)
+    for version in ("a", "b", "c", "d"):
+        assert load(table, version, 4)
+    assert table.fits(16)
+    assert load(table, "wide", 16)
+    assert list(table.residents) == ["wide"]
+    assert len(table.free_slots) == 3
+
+
+def test_wide_adapter_does_not_fit_beside_a_version_in_use() -> None:
+    table = SlotTable(2, 16, MAX_RANK)
+    load(table, "a", 4)
+    table.acquire("a")
+    assert table.fits(12)
+    assert not table.fits(13)
+    assert not load(table, "wide", 13)
+    assert table.is_usable("a")
+    assert table.free_slots == [1]
+
+
+def test_pin_leaves_room_for_the_largest_adapter() -> None:
+    table = SlotTable(3, 40, MAX_RANK)
+    for version in ("a", "b", "c"):
+        load(table, version, 12)
+        table.pin(version, True)
+    assert [r.is_pinned for r in table.residents.values()] == [True, True, False]
+    assert load(table, "wide", MAX_RANK)
+    assert set(table.residents) == {"a", "b", "wide"}
+
+
+def test_last_slot_is_never_pinned() -> None:
+    table = SlotTable(1, 16, MAX_RANK)
+    load(table, "a", 4)
+    table.pin("a", True)
+    assert load(table, "b", 4)
+
+
+def test_dropped_version_leaves_with_its_last_reference() -> None:
+    table = SlotTable(1, 16, MAX_RANK)
+    load(table, "a", 4)
+    table.acquire("a")
+    table.drop("a")
+    assert not table.is_usable("a")
+    assert not table.fits(4)
+    table.release("a")
+    assert table.free_slots == [0]
+    assert not table.rows.runs
+
+
+def test_release_without_acquire_is_a_bug() -> None:
+    table = SlotTable(1, 16, MAX_RANK)
+    load(table, "a", 4)
+    with pytest.raises(AssertionError):
+        table.release("a")
+
+
+class SlotMachine(RuleBasedStateMachine):
+    """Any order of operations keeps every slot and row owned once, and loses none."""
+
+    @initialize(num_slots=st.integers(1, 4), extra_rows=st.integers(0, 24))
+    def start(self, num_slots: int, extra_rows: int) -> None:
+        self.table = SlotTable(num_slots, MAX_RANK + extra_rows, MAX_RANK)
+        self.references = dict.fromkeys(VERSIONS, 0)
+        self.promised: list[tuple[str, int]] = []
+        self.taken: list[tuple[str, int, int]] = []
+
+    @property
+    def absent(self) -> list[str]:
+        loading = {entry[0] for entry in (*self.promised, *self.taken)}
+        return [v for v in VERSIONS if v not in self.table.residents and v not in loading]
+
+    @precondition(lambda self: self.absent)
+    @rule(data=st.data())
+    def promise(self, data: st.DataObject) -> None:
+        expected = self.table.fits(None)
+        slot = self.table.promise()
+        assert (slot is not None) == expected
+        if slot is not None:
+            self.promised.append((data.draw(st.sampled_from(self.absent)), slot))
+
+    @precondition(lambda self: self.promised)
+    @rule(rank=st.integers(1, MAX_RANK))
+    def take(self, rank: int) -> None:
+        version, slot = self.promised.pop(0)
+        row_start = self.table.take(slot, rank)
+        if row_start is not None:
+            self.taken.append((version, slot, row_start))
+
+    @precondition(lambda self: self.promised)
+    @rule()
+    def cancel(self) -> None:
+        self.table.cancel(self.promised.pop()[1])
+
+    @precondition(lambda self: self.taken)
+    @rule(succeeds=st.booleans())
+    def settle(self, succeeds: bool) -> None:
+        version, slot, row_start = self.taken.pop(0)
+        if succeeds:
+            self.table.settle(version, slot, row_start)
+        else:
+            self.table.cancel(slot, row_start)
+
+    @rule(version=st.sampled_from(VERSIONS))
+    def acquire(self, version: str) -> None:
+        if self.table.is_usable(version):
+            self.table.acquire(version)
+            self.references[version] += 1
+
+    @rule(version=st.sampled_from(VERSIONS))
+    def release(self, version: str) -> None:
+        if self.references[version]:
+            self.references[version] -= 1
+            self.table.release(version)
+
+    @rule(version=st.sampled_from(VERSIONS))
+    def drop(self, version: str) -> None:
+        self.table.drop(version)
+
+    @rule(version=st.sampled_from(VERSIONS), pinned=st.booleans())
+    def pin(self, version: str, pinned: bool) -> None:
+        self.table.pin(version, pinned)
+
+    @invariant()
+    def holds_together(self) -> None:
+        self.table.check_integrity()
+        for version, count in self.references.items():
+            held = self.table.residents.get(version)
+            assert count == (held.references if held else 0)
+
+    def teardown(self) -> None:
+        """When all that was started has ended, everything can be had again."""
+        if not hasattr(self, "table"):
+            return
+        for _, slot in self.promised:
+            self.table.cancel(slot)
+        for _, slot, row_start in self.taken:
+            self.table.cancel(slot, row_start)
+        for version, count in self.references.items():
+            for _ in range(count):
+                self.table.release(version)
+            self.table.drop(version)
+        assert sorted(self.table.free_slots) == list(range(self.table.num_slots))
+        assert not self.table.rows.runs
+
+
+TestSlotMachine = SlotMachine.TestCase
+TestSlotMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -24,20 +24,20 @@ class DeviceSlabs:
     ) -> None:
         self.device = device
         self._projections = tuple(projections)
-        num_slices = sum(len(projection.slices) for projection in projections)
+        sizes = [_aligned(num_slots * len(projection.slices)) for projection in projections]
         self._row_start = torch.zeros(num_slots, dtype=torch.int32, device=device)
-        self._ranks = torch.zeros(num_slots * num_slices, dtype=torch.int32, device=device)
-        self._scales = torch.zeros(num_slots * num_slices, dtype=torch.float32, device=device)
+        self._ranks = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._scales = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         self._offsets: list[int] = []  # in the flat tensors, of slot 0 of each slice
         self._strides: list[int] = []  # from one slot to the next
         self.slabs: dict[str, LoraSlab] = {}
         position = 0
-        for projection in projections:
+        for projection, size in zip(projections, sizes, strict=True):
             width = len(projection.slices)
             window = slice(position, position + num_slots * width)
             self._offsets += range(position, position + width)
             self._strides += [width] * width
-            position += num_slots * width
+            position += size
             self.slabs[projection.name] = LoraSlab(
                 slice_widths=projection.slice_widths,
                 a=torch.zeros(width, num_rows, projection.in_features, dtype=dtype, device=device),
@@ -101,3 +101,8 @@ class DeviceSlabs:
                     rows = slice(row_start, row_start + factors.rank)
                     slab.a[i, rows].copy_(factors.a, non_blocking=True)
                     slab.b[i][rows].copy_(factors.b, non_blocking=True)
+
+
+def _aligned(num_elements: int) -> int:
+    """A window of 4-byte elements that starts at 16 bytes needs no kernel variant of its own."""
+    return -(-num_elements // 4) * 4

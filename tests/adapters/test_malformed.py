@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.adapters.folders import (
     BASE,
     DOWN,
@@ -23,7 +25,8 @@ from tests.adapters.folders import (
 
 from loraplex_adapters import errors
 from loraplex_adapters.errors import AdapterError
-from loraplex_adapters.manifest import Limits
+from loraplex_adapters.folder import open_adapter
+from loraplex_adapters.manifest import Limits, judge
 from loraplex_adapters.store import AdapterStore
 
 LIMITS = Limits(max_rank=16, max_bytes=1 << 20)
@@ -288,6 +291,28 @@ def test_every_leaf_of_the_weights_is_in_the_corpus() -> None:
         *errors.IncompatibleAdapter.__subclasses__(),
     }
     assert leaves == tested
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_spoiled_files_are_judged_without_surprise(data: st.DataObject, tmp_path: Path) -> None:
+    """Whatever a few changed bytes make of an adapter, it is served or refused, never a crash."""
+    folder = write_adapter(tmp_path / "adapter")
+    for name, head in (("adapter_model.safetensors", 700), ("adapter_config.json", 100)):
+        content = bytearray((folder / name).read_bytes())
+        for _ in range(data.draw(st.integers(0, 3))):
+            position = data.draw(st.integers(0, min(head, len(content)) - 1))
+            content[position] = data.draw(st.integers(0, 255))
+        (folder / name).write_bytes(content[: data.draw(st.sampled_from([None, None, -1, 300]))])
+    with open_adapter(folder, LIMITS.max_bytes) as files:
+        try:
+            manifest = judge(files, BASE, LIMITS)
+        except AdapterError:
+            return
+    assert manifest.report.rank <= LIMITS.max_rank
+    assert manifest.modules
 
 
 def test_pickle_beside_safetensors_is_ignored_unread(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from loraplex_kernels._numba import KERNELS
 from loraplex_kernels.device import implementation
 
-OPS = ("lora", "attention", "norm", "activation")
+OPS = ("lora", "attention", "kv_store", "norm", "activation")
 
 
 def warm_up(device_type: str = "cpu") -> None:

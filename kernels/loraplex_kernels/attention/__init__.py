@@ -2,9 +2,10 @@
 
 import torch
 
-from loraplex_kernels.attention import reference
+from loraplex_kernels.device import implementation
+from loraplex_kernels.kv_store import rotary_write_kv, write_kv
 
-__all__ = ["paged_attention", "write_kv"]
+__all__ = ["paged_attention", "rotary_write_kv", "write_kv"]
 
 
 def paged_attention(
@@ -25,22 +26,13 @@ def paged_attention(
     context_lengths: int32 [num_seqs], tokens in the cache with the new ones already written.
     A row of the result does not depend on its neighbours nor on how a prompt was cut into chunks.
     """
-    return reference.paged_attention(
+    assert q.stride()[1:] == (q.shape[2], 1), "the heads of a token lie side by side"
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    assert q.shape[1] % k_cache.shape[1] == 0
+    assert k_cache.shape[2] % 16 == 0
+    assert block_tables.dtype == query_start.dtype == context_lengths.dtype == torch.int32
+    out: torch.Tensor = implementation(__name__, q.device.type).paged_attention(
         q, k_cache, v_cache, block_tables, query_start, context_lengths, scale, window, softcap
     )
-
-
-def write_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> None:
-    """Store new keys and values; slot_mapping: int64 [num_tokens] = block * block_size + offset.
-
-    k, v: [num_tokens, num_kv_heads, head_dim].
-    """
-    block, offset = slot_mapping // k_cache.shape[2], slot_mapping % k_cache.shape[2]
-    k_cache[block, :, offset] = k
-    v_cache[block, :, offset] = v
+    return out

@@ -15,6 +15,9 @@ def apply_lora(y: torch.Tensor, x: torch.Tensor, slab: LoraSlab, segments: LoraS
     y: [num_tokens, sum(slice_widths)], x: [num_tokens, in_features], both contiguous in their last
     dimension. The sum of a token does not depend on its neighbours.
     """
-    assert y.shape == (x.shape[0], sum(slab.slice_widths)) and x.shape[1] == slab.in_features
-    assert y.stride(1) == 1 and x.stride(1) == 1 and x.dtype == y.dtype == slab.a.dtype
+    assert y.shape == (x.shape[0], sum(slab.slice_widths))
+    assert x.shape[1] == slab.in_features
+    assert y.stride(1) == 1
+    assert x.stride(1) == 1
+    assert x.dtype == y.dtype == slab.a.dtype
     implementation(__name__, y.device.type).apply_lora(y, x, slab, segments)

@@ -6,17 +6,17 @@ import torch
 
 from loraplex_kernels._numba import (
     BF16,
-    float_of_bf16,
-    pointer_u16,
-    prefetch_rows,
     ITEM_BYTES,
     address_of,
     dtype_code,
+    float_of_bf16,
     kernel,
     load_row,
     piece,
     pointer_f32,
     pointer_i32,
+    pointer_u16,
+    prefetch_rows,
     store_row,
 )
 from loraplex_kernels.lora.segments import LoraSegments

@@ -1,0 +1,347 @@
+"""Paged attention and key/value writing on the CPU.
+
+Each query row walks its own keys block by block, in order, with a running maximum. What a row adds
+up depends on its position and on nothing else: not on the chunk it came in, not on the batch.
+"""
+
+import numba
+import numpy as np
+import torch
+
+from loraplex_kernels._numba import (
+    ITEM_BYTES,
+    address_of,
+    dtype_code,
+    exp,
+    kernel,
+    load_row,
+    piece,
+    pointer_f32,
+    pointer_i32,
+    prefetch_rows,
+    store_row,
+)
+
+QUERY_TILE = 16  # query tokens that share a block of keys converted to float32
+
+
+@piece
+def _scores(q, keys, block_size, dim, scale, softcap, scores):
+    """scores[t] = scale * q . keys[t], soft-capped, for the whole block; hidden ones are not used."""
+    query, out = pointer_f32(q), pointer_f32(scores)
+    for t in range(0, block_size, 4):
+        k0 = pointer_f32(keys + t * dim * 4)
+        k1 = pointer_f32(keys + (t + 1) * dim * 4)
+        k2 = pointer_f32(keys + (t + 2) * dim * 4)
+        k3 = pointer_f32(keys + (t + 3) * dim * 4)
+        s0 = s1 = s2 = s3 = np.float32(0)
+        for d in range(dim):
+            s0 += query[d] * k0[d]
+            s1 += query[d] * k1[d]
+            s2 += query[d] * k2[d]
+            s3 += query[d] * k3[d]
+        out[t], out[t + 1], out[t + 2], out[t + 3] = s0, s1, s2, s3
+    for t in range(block_size):
+        out[t] *= scale
+    if softcap > 0:
+        for t in range(block_size):
+            out[t] = softcap * np.float32(np.tanh(out[t] / softcap))
+
+
+@piece
+def _largest(scores, first, last):
+    values = pointer_f32(scores)
+    largest = values[first]
+    for t in range(first + 1, last):
+        largest = max(largest, values[t])
+    return largest
+
+
+@piece
+def _weigh(values, first, last, block_size, dim, scores, largest, total, out):
+    """Add exp(score - largest) times each value to out; returns the new sum of weights."""
+    weights, sums = pointer_f32(scores), pointer_f32(out)
+    for t in range(block_size):
+        w = exp(weights[t] - largest)
+        weights[t] = w if first <= t < last else np.float32(0)
+    for t in range(0, block_size, 4):
+        v0 = pointer_f32(values + t * dim * 4)
+        v1 = pointer_f32(values + (t + 1) * dim * 4)
+        v2 = pointer_f32(values + (t + 2) * dim * 4)
+        v3 = pointer_f32(values + (t + 3) * dim * 4)
+        w0, w1, w2, w3 = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
+        total += (w0 + w1) + (w2 + w3)
+        for d in range(dim):
+            sums[d] += (w0 * v0[d] + w1 * v1[d]) + (w2 * v2[d] + w3 * v3[d])
+    return total
+
+
+@piece
+def _rescale(out, factor, dim):
+    sums = pointer_f32(out)
+    for d in range(dim):
+        sums[d] *= factor
+
+
+@piece
+def _row(q, out, state, keys, values, first, last, block_size, dim, scale, softcap, scores):
+    """One query row meets tokens [first, last) of a block; state: running maximum and sum."""
+    running = pointer_f32(state)
+    _scores(q, keys, block_size, dim, scale, softcap, scores)
+    largest = max(running[0], _largest(scores, first, last))
+    if largest > running[0]:
+        factor = exp(running[0] - largest)
+        running[0] = largest
+        running[1] *= factor
+        _rescale(out, factor, dim)
+    running[1] = _weigh(values, first, last, block_size, dim, scores, largest, running[1], out)
+
+
+@piece
+def zero(address, count):
+    out = pointer_f32(address)
+    for i in range(count):
+        out[i] = np.float32(0)
+
+
+@piece
+def _start(rows, dim, sums, state):
+    running = pointer_f32(state)
+    out = pointer_f32(sums)
+    for r in range(rows):
+        running[2 * r] = np.float32(-1e30)
+        running[2 * r + 1] = np.float32(0)
+    for i in range(rows * dim):
+        out[i] = np.float32(0)
+
+
+@piece
+def _finish(rows, dim, sums, state):
+    running = pointer_f32(state)
+    for r in range(rows):
+        _rescale(sums + r * dim * 4, np.float32(1) / running[2 * r + 1], dim)
+
+
+@piece
+def _tile(
+    item,
+    dtype,
+    q,
+    q_bytes,
+    out,
+    k_cache,
+    v_cache,
+    table,
+    token,
+    tokens,
+    position,
+    shape,
+    params,
+    scratch,
+):
+    """Query tokens [token, token + tokens) of one sequence and one kv head over their blocks."""
+    head, heads, group, kv_heads, block_size, dim = shape
+    scale, window, softcap = params
+    width = dim * 4
+    rows = tokens * group
+    qs = address_of(scratch)
+    sums = qs + rows * width
+    state = sums + rows * width
+    scores = state + rows * 8
+    keys = scores + block_size * 4
+    values = keys + block_size * width
+    for i in range(tokens):
+        for g in range(group):
+            source = q + (token + i) * q_bytes + (head * group + g) * dim * item
+            load_row(source, dtype, qs + (i * group + g) * width, dim)
+    _start(rows, dim, sums, state)
+    blocks = pointer_i32(table)
+    first_block = 0
+    if window > 0:
+        first_block = max(0, position - window + 1) // block_size
+    last_block = (position + tokens - 1) // block_size
+    block_bytes = block_size * dim * item
+    for b in range(first_block, last_block + 1):
+        place = (np.int64(blocks[b]) * kv_heads + head) * block_bytes
+        if b < last_block:  # cold pages: ask for the next block while this one is being used
+            ahead = (np.int64(blocks[b + 1]) * kv_heads + head) * block_bytes
+            prefetch_rows(k_cache + ahead, block_bytes)
+            prefetch_rows(v_cache + ahead, block_bytes)
+        known = min(block_size, position + tokens - b * block_size)
+        load_row(k_cache + place, dtype, keys, known * dim)
+        load_row(v_cache + place, dtype, values, known * dim)
+        zero(values + known * width, (block_size - known) * dim)
+        for i in range(tokens):
+            first, last = 0, min(block_size, position + i + 1 - b * block_size)
+            if window > 0:
+                first = max(0, position + i + 1 - window - b * block_size)
+            if first < last:
+                for g in range(group):
+                    r = i * group + g
+                    _row(
+                        qs + r * width,
+                        sums + r * width,
+                        state + r * 8,
+                        keys,
+                        values,
+                        first,
+                        last,
+                        block_size,
+                        dim,
+                        scale,
+                        softcap,
+                        scores,
+                    )
+    _finish(rows, dim, sums, state)
+    for i in range(tokens):
+        for g in range(group):
+            target = out + ((token + i) * heads + head * group + g) * dim * item
+            store_row(sums + (i * group + g) * width, dim, target, dtype)
+
+
+@piece
+def _sequence_of(tile, tile_start, num_seqs):
+    low, high = 0, num_seqs
+    starts = pointer_i32(tile_start)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if np.int64(starts[middle]) <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@piece
+def _work(
+    index,
+    dtype,
+    q,
+    q_bytes,
+    out,
+    caches,
+    tables,
+    table_width,
+    starts,
+    lengths,
+    tile_start,
+    num_seqs,
+    shape,
+    params,
+):
+    """Work item `index`: one tile of query tokens times one kv head."""
+    heads, kv_heads, block_size, dim = shape
+    k_cache, v_cache = caches
+    group = heads // kv_heads
+    item = ITEM_BYTES[dtype]
+    tile, head = index // kv_heads, index % kv_heads
+    seq = _sequence_of(tile, tile_start, num_seqs)
+    begin = np.int64(pointer_i32(starts)[seq])
+    end = np.int64(pointer_i32(starts)[seq + 1])
+    length = np.int64(pointer_i32(lengths)[seq])
+    token = begin + (tile - np.int64(pointer_i32(tile_start)[seq])) * QUERY_TILE
+    tokens = min(QUERY_TILE, end - token)
+    position = length - (end - token)
+    rows = tokens * group
+    scratch = np.empty(rows * (2 * dim + 2) + block_size * (2 * dim + 1), np.float32)
+    _tile(
+        item,
+        dtype,
+        q,
+        q_bytes,
+        out,
+        k_cache,
+        v_cache,
+        tables + seq * table_width * 4,
+        token,
+        tokens,
+        position,
+        (head, heads, group, kv_heads, block_size, dim),
+        params,
+        scratch,
+    )
+
+
+@kernel(f"void({', '.join(['int64'] * 18)}, float32, int64, float32)")
+def attend(
+    dtype,
+    q,
+    q_bytes,
+    out,
+    k_cache,
+    v_cache,
+    tables,
+    table_width,
+    starts,
+    lengths,
+    tile_start,
+    num_seqs,
+    num_tiles,
+    heads,
+    kv_heads,
+    block_size,
+    dim,
+    threads,
+    scale,
+    window,
+    softcap,
+):
+    items = num_tiles * kv_heads
+    for thread in numba.prange(threads):
+        # strided: neighbours in the batch are alike, so threads get the same mix
+        for index in range(thread, items, threads):
+            _work(
+                index,
+                dtype,
+                q,
+                q_bytes,
+                out,
+                (k_cache, v_cache),
+                tables,
+                table_width,
+                starts,
+                lengths,
+                tile_start,
+                num_seqs,
+                (heads, kv_heads, block_size, dim),
+                (scale, window, softcap),
+            )
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """As loraplex_kernels.attention.paged_attention, on the CPU."""
+    tiles = torch.zeros_like(query_start)
+    torch.cumsum((query_start.diff() + (QUERY_TILE - 1)) // QUERY_TILE, 0, out=tiles[1:])
+    out = torch.empty(q.shape, dtype=q.dtype)
+    attend(
+        dtype_code(q.dtype),
+        q.data_ptr(),
+        q.stride(0) * q.element_size(),
+        out.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        block_tables.data_ptr(),
+        block_tables.stride(0),
+        query_start.data_ptr(),
+        context_lengths.data_ptr(),
+        tiles.data_ptr(),
+        len(context_lengths),
+        int(tiles[-1]),
+        q.shape[1],
+        *k_cache.shape[1:],
+        numba.get_num_threads(),
+        scale,
+        window or 0,
+        softcap or 0.0,
+    )
+    return out

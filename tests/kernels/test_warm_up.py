@@ -1,0 +1,28 @@
+"""After warming up nothing compiles, whatever comes."""
+
+import pytest
+import torch
+
+from loraplex_kernels.device import implementation
+from loraplex_kernels.errors import UnsupportedDevice, UnsupportedDtype
+from loraplex_kernels.norm import rms_norm
+from loraplex_kernels.warm_up import signature_counts, warm_up
+
+
+def test_each_kernel_has_one_signature_and_keeps_it() -> None:
+    warm_up()
+    counts = signature_counts()
+    assert set(counts.values()) == {1}
+    frozen = torch.randn(3, 8).numpy()
+    frozen.flags.writeable = False  # a read-only array is another type to Numba
+    with pytest.warns(UserWarning, match="not writable"):
+        rms_norm(torch.from_numpy(frozen), torch.ones(8), 1e-5)
+    rms_norm(torch.randn(3, 8).bfloat16(), torch.ones(8).bfloat16(), 1)  # an int where a float goes
+    assert signature_counts() == counts
+
+
+def test_a_missing_kernel_is_an_error() -> None:
+    with pytest.raises(UnsupportedDtype):
+        rms_norm(torch.randn(3, 8).double(), torch.ones(8).double(), 1e-5)
+    with pytest.raises(UnsupportedDevice):
+        implementation("loraplex_kernels.norm", "meta")

@@ -19,9 +19,6 @@ PUBLIC = {
     "/readyz",
     "/metrics",
     "/openapi.json",
-    "/docs",
-    "/docs/oauth2-redirect",
-    "/redoc",
 }
 
 

@@ -41,9 +41,13 @@ class Piece(NamedTuple):
 
 
 async def hello_of(engine: EngineClient, wait_s: float) -> Hello:
-    """The engine's limits, waiting while it restarts; raises EngineUnavailable."""
+    """The limits of an engine that takes requests, waiting while it restarts.
+
+    Raises EngineUnavailable when that takes too long.
+    """
     for _ in range(max(1, round(wait_s / POLL_S))):
-        if engine.hello is not None:
+        is_draining = engine.stats is not None and engine.stats.draining
+        if engine.hello is not None and not is_draining:
             return engine.hello
         await asyncio.sleep(POLL_S)
     raise EngineUnavailable

@@ -54,7 +54,7 @@ def create_app(
         await engine.close()
         await database.close()
 
-    app = FastAPI(title="Loraplex", lifespan=lifespan)
+    app = FastAPI(title="Loraplex", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.database = database
     app.state.engine = engine
     app.state.metrics = metrics

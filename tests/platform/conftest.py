@@ -1,10 +1,13 @@
 """A migrated database in a folder of its own for each test, and the app on it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from fastapi import FastAPI
 from tests.platform_stand import (
     BASE,
@@ -18,11 +21,19 @@ from tests.platform_stand import (
 )
 
 from loraplex_engine.fake import FakeEngine
+from loraplex_platform.admission.limiter import Limiter
 from loraplex_platform.app import create_app
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.openai.served_model import ServedModel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_tracebacks() -> None:
+    """structlog's own default draws them with rich, which takes seconds."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[renderer])
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +72,24 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def app(settings: Settings, engine: FakeEngine, model: ServedModel) -> FastAPI:
-    return create_app(settings, engine, model)
+async def make_app(
+    settings: Settings, engine: FakeEngine, model: ServedModel
+) -> AsyncIterator[Callable[..., FastAPI]]:
+    """Makes apps that differ from the usual one; closes their databases afterwards."""
+    made: list[FastAPI] = []
+
+    def make(engine: FakeEngine = engine, limiter: Limiter | None = None, **change: Any) -> FastAPI:
+        made.append(create_app(replace(settings, **change), engine, model, limiter=limiter))
+        return made[-1]
+
+    yield make
+    for app in made:
+        await app.state.database.close()
+
+
+@pytest.fixture
+def app(make_app: Callable[..., FastAPI]) -> FastAPI:
+    return make_app()
 
 
 @pytest.fixture

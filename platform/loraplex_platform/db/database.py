@@ -7,7 +7,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 SQLITE_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
@@ -62,6 +62,13 @@ class Database:
         """One transaction that only reads; on SQLite it waits for no writer."""
         async with self._read() as session:
             yield session
+
+    @property
+    def num_checked_out(self) -> int:
+        """Connections in use at this moment."""
+        pool = self._engine.pool
+        assert isinstance(pool, QueuePool)
+        return pool.checkedout()
 
     async def close(self) -> None:
         await self._engine.dispose()

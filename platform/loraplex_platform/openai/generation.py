@@ -41,9 +41,13 @@ class Piece(NamedTuple):
 
 
 async def hello_of(engine: EngineClient, wait_s: float) -> Hello:
-    """The engine's limits, waiting while it restarts; raises EngineUnavailable."""
+    """The limits of an engine that takes requests, waiting while it restarts.
+
+    Raises EngineUnavailable when that takes too long.
+    """
     for _ in range(max(1, round(wait_s / POLL_S))):
-        if engine.hello is not None:
+        is_draining = engine.stats is not None and engine.stats.draining
+        if engine.hello is not None and not is_draining:
             return engine.hello
         await asyncio.sleep(POLL_S)
     raise EngineUnavailable
@@ -71,6 +75,7 @@ class Generation:
         self._wait_s = wait_s
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()  # None: it is over
         self._pumps: list[asyncio.Task[None]] = []
+        self._failure: EngineError | None = EngineInternal()  # until we know better
         self._has_sent = False
         self._is_abandoned = False
         self._tasks = tasks
@@ -82,7 +87,9 @@ class Generation:
             self._has_sent = True
             yield piece
         await asyncio.wait({self._task})
-        self._task.result()  # raises what the request died of
+        self._task.result()  # raises a fault of ours
+        if self._failure is not None:
+            raise self._failure
 
     async def whole(self) -> list[Piece]:
         """All events, once the request is settled."""
@@ -104,16 +111,14 @@ class Generation:
             pump.cancel()
 
     async def _run(self) -> None:
-        failure: EngineError | None = EngineInternal()
         try:
             await self._serve()
-            failure = None
+            self._failure = None
         except EngineError as error:
-            failure = error
-            raise
+            self._failure = error
         finally:
             try:
-                await self._settle(self._tally, failure)
+                await self._settle(self._tally, self._failure)
             finally:
                 self._pieces.put_nowait(None)
 

@@ -12,6 +12,9 @@ from tokenizers import Tokenizer
 
 from loraplex_platform.kit.errors import InvalidRequest
 
+# What a template may raise over messages that it was not written for.
+TEMPLATE_FAULTS = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
+
 
 class TemplateRefusal(TemplateError):
     """The chat template itself refused these messages."""
@@ -61,7 +64,7 @@ class ServedModel:
             return self._template.render(
                 messages=messages, add_generation_prompt=True, **self._special_tokens
             )
-        except TemplateError as error:
+        except TEMPLATE_FAULTS as error:
             raise InvalidRequest(
                 f"The chat template refuses these messages: {error}", param="messages"
             ) from error

@@ -1,0 +1,247 @@
+"""Every end of a request writes its usage once and gives back what it held."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from openai import APIError, InternalServerError
+from tests.platform_stand import Seeded, Served, letter_engine, listening, usage_of
+
+from loraplex_engine.fake import FakeEngine
+from loraplex_engine.messages import Abort
+from loraplex_platform.admission.limiter import Actual, AdmitAll, Demand, Reservation
+from loraplex_platform.kit.errors import RateLimited
+
+PROMPT_TOKENS = len("<user\nhello>\n<assistant\n")  # <, > stand for special tokens
+MakeApp = Callable[..., FastAPI]
+CHAT = {"model": "support", "messages": [{"role": "user", "content": "hello"}]}
+
+
+async def drained(served: Served) -> None:
+    """Wait until the request in flight is settled."""
+    async with asyncio.timeout(5):
+        await served.app.state.inference.tasks.drain()
+
+
+async def test_usage_is_written_before_the_answer_ends(served: Served) -> None:
+    await served.client().chat.completions.create(**CHAT, max_tokens=4)
+    [event] = await usage_of(served.app)
+    assert (event.outcome, event.completion_tokens, event.attempts) == ("length", 4, 1)
+    assert (event.model, event.tier, event.error_code) == ("support", "standard", None)
+    assert event.ttft_s is not None
+    assert 0 <= event.ttft_s <= event.total_s
+
+
+async def test_hanging_up_on_a_stream_aborts_and_bills_what_was_made(served: Served) -> None:
+    served.engine.step_s = 0.01
+    stream = await served.client().chat.completions.create(**CHAT, max_tokens=1000, stream=True)
+    seen = 0
+    async for _ in stream:
+        seen += 1
+        if seen == 5:
+            break
+    await stream.close()
+    await asyncio.sleep(0.1)
+    await drained(served)
+    [event] = await usage_of(served.app)
+    assert event.outcome == "abort"
+    assert event.completion_tokens == served.engine.num_generated < 100
+    assert served.engine.num_running == 0
+
+
+async def test_hanging_up_before_the_first_token_aborts_a_whole_answer(served: Served) -> None:
+    served.engine.step_s = 0.2
+    with pytest.raises(httpx2.TimeoutException):
+        async with httpx2.AsyncClient(timeout=0.3) as http:
+            await http.post(
+                f"{served.base_url}/v1/chat/completions",
+                json=CHAT | {"max_tokens": 100},
+                headers={"authorization": f"Bearer {served.keys.acme}"},
+            )
+    await asyncio.sleep(0.1)
+    await drained(served)
+    [event] = await usage_of(served.app)
+    assert (event.outcome, served.engine.num_running) == ("abort", 0)
+    assert [type(c) for c in served.engine.commands] == [Abort]
+
+
+async def test_whole_answer_survives_one_death_of_the_engine(served: Served) -> None:
+    expected = await served.client().chat.completions.create(**CHAT, max_tokens=9, seed=2)
+    served.engine.die_after, served.engine.restart_s = 5, 0.2
+    answer = await served.client().chat.completions.create(**CHAT, max_tokens=9, seed=2)
+    assert answer.choices == expected.choices
+    event = max(await usage_of(served.app), key=lambda e: e.started_at)
+    assert (event.outcome, event.attempts, event.completion_tokens) == ("length", 2, 9)
+
+
+async def test_unseeded_retry_draws_the_same_tokens(served: Served) -> None:
+    served.engine.die_after, served.engine.restart_s = 3, 0.05
+    await served.client().chat.completions.create(**CHAT, max_tokens=9)
+    first, second = served.engine.requests
+    assert first.request_id != second.request_id
+    assert replace(second, request_id=first.request_id) == first
+
+
+async def test_second_death_is_a_503_and_costs_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def come_back_doomed() -> None:
+        FakeEngine.come_back(served.engine)
+        served.engine.die_after = 0
+
+    monkeypatch.setattr(served.engine, "come_back", come_back_doomed)
+    served.engine.die_after, served.engine.restart_s = 0, 0.05
+    with pytest.raises(InternalServerError) as caught:
+        await served.client().chat.completions.create(**CHAT, max_tokens=3)
+    assert (caught.value.status_code, caught.value.code) == (503, "server_is_overloaded")
+    assert "retry-after" in caught.value.response.headers
+    [event] = await usage_of(served.app)
+    assert (event.outcome, event.error_code, event.attempts) == ("error", "unavailable", 2)
+    assert (event.prompt_tokens, event.completion_tokens) == (0, 0)
+
+
+async def test_stream_is_retried_when_nothing_was_sent(served: Served) -> None:
+    served.engine.die_after, served.engine.restart_s = 0, 0.1
+    stream = await served.client().chat.completions.create(**CHAT, max_tokens=4, stream=True)
+    text = [c.choices[0].delta.content or "" async for c in stream]
+    assert len("".join(text)) == 4
+    [event] = await usage_of(served.app)
+    assert (event.outcome, event.attempts) == ("length", 2)
+
+
+async def test_stream_that_has_begun_ends_with_an_error_event(served: Served) -> None:
+    served.engine.step_s = 0.01
+    served.engine.die_after, served.engine.restart_s = 5, 0.1
+    stream = await served.client().chat.completions.create(**CHAT, max_tokens=50, stream=True)
+    chunks = []
+
+    async def read_to_the_end() -> None:
+        async for chunk in stream:
+            chunks.append(chunk)
+
+    with pytest.raises(APIError) as caught:
+        await read_to_the_end()
+    assert caught.value.code == "server_is_overloaded"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks)
+    [event] = await usage_of(served.app)
+    assert (event.outcome, event.error_code, event.attempts) == ("error", "unavailable", 1)
+    assert event.completion_tokens == len(text) == 5
+    assert event.prompt_tokens == PROMPT_TOKENS
+
+
+async def test_adapter_that_cannot_be_loaded_is_an_error_with_a_status(served: Served) -> None:
+    served.engine.unknown_adapters.add("acme-support")
+    with pytest.raises(APIError):
+        await served.client().chat.completions.create(**CHAT, max_tokens=4, stream=True)
+    [event] = await usage_of(served.app)
+    assert (event.outcome, event.error_code) == ("error", "unknown_adapter")
+
+
+async def test_choices_of_one_request_are_one_event(served: Served) -> None:
+    await served.client().chat.completions.create(**CHAT, max_tokens=4, n=3)
+    [event] = await usage_of(served.app)
+    assert (event.sequences, event.completion_tokens) == (3, 12)
+
+
+async def test_two_hundred_open_streams_with_a_pool_of_five(
+    make_app: MakeApp, keys: Seeded
+) -> None:
+    engine = letter_engine(step_s=0.5)
+    app = make_app(engine, database_pool_size=5)
+    async with listening(app) as base_url:
+        port = int(base_url.rsplit(":", 1)[1])
+        body = CHAT | {"max_tokens": 12, "stream": True}
+        streams = [asyncio.create_task(raw_post(port, keys.acme, body)) for _ in range(200)]
+        async with asyncio.timeout(20):
+            while engine.num_running < 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert app.state.database.num_checked_out == 0
+        engine.step_s = 0.0
+        assert all("data: [DONE]" in answer for answer in await asyncio.gather(*streams))
+        assert len(await usage_of(app)) == 200
+
+
+async def raw_post(port: int, key: str, body: dict[str, object]) -> str:
+    """The whole answer as it comes over the socket: an HTTP client costs more than the server."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    content = json.dumps(body).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\n"
+        f"authorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    writer.write(head.encode() + content)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer.decode()
+
+
+class CountingLimiter(AdmitAll):
+    """Remembers what was reserved and settled."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.settled: list[Actual | None] = []
+        self.is_full = False
+
+    async def reserve(self, demand: Demand) -> Reservation:
+        if self.is_full:
+            raise RateLimited("Too many requests.", retry_after_s=1.5)
+        self.open.add(demand.request_id)
+        return Reservation({"x-ratelimit-remaining-requests": "7"})
+
+    async def settle(self, demand: Demand, actual: Actual | None) -> None:
+        self.open.remove(demand.request_id)
+        self.settled.append(actual)
+
+
+@pytest.mark.parametrize("fault", ["none", "death", "adapter"])
+async def test_ticket_is_given_back_once_on_every_end(
+    make_app: MakeApp, engine: FakeEngine, keys: Seeded, fault: str
+) -> None:
+    limiter = CountingLimiter()
+    app = make_app(limiter=limiter, engine_wait_s=0.1)
+    if fault == "death":
+        engine.die_after = 2
+    if fault == "adapter":
+        engine.unknown_adapters.add("acme-support")
+    response = await post(app, keys.acme, CHAT | {"max_tokens": 5})
+    assert response.status_code == {"none": 200, "death": 503, "adapter": 400}[fault]
+    assert (limiter.open, len(limiter.settled)) == (set(), 1)
+
+
+async def test_rejection_says_when_to_come_back_and_leaves_no_trace(
+    make_app: MakeApp, engine: FakeEngine, keys: Seeded
+) -> None:
+    limiter = CountingLimiter()
+    limiter.is_full = True
+    app = make_app(limiter=limiter)
+    response = await post(app, keys.acme, CHAT)
+    assert response.status_code == 429
+    assert response.json()["error"]["code"] == "rate_limit_exceeded"
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("2", "1500")
+    assert (await usage_of(app), engine.requests) == ([], [])
+
+
+async def test_limit_headers_come_with_the_answer(
+    make_app: MakeApp, engine: FakeEngine, keys: Seeded
+) -> None:
+    app = make_app(limiter=CountingLimiter())
+    for stream in (False, True):
+        response = await post(app, keys.acme, CHAT | {"max_tokens": 1, "stream": stream})
+        assert response.headers["x-ratelimit-remaining-requests"] == "7"
+
+
+async def post(app: FastAPI, key: str, body: dict[str, object]) -> httpx2.Response:
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+        return await http.post(
+            "/v1/chat/completions",
+            content=json.dumps(body),
+            headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
+        )

@@ -3,27 +3,50 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
+from loraplex_adapters.store import AdapterStore
 from loraplex_platform.auth.service import KeyService
-from loraplex_platform.config import load_settings
+from loraplex_platform.catalogue.service import CatalogueService
+from loraplex_platform.config import BadSetting, Settings, load_settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.errors import PlatformError
-from loraplex_platform.kit.secrets import Secrets
+from loraplex_platform.kit.secrets import BadSecretFile, Secrets
+from loraplex_platform.observability.logging import configure_logging
+from loraplex_platform.supervision.base_model import (
+    DEMO_MODEL,
+    ModelNotPrepared,
+    expected_folder,
+    prepare,
+)
+from loraplex_platform.supervision.child import ChildCannotStart
+from loraplex_platform.supervision.doctor import examine
+from loraplex_platform.supervision.processes import PortTaken
+from loraplex_platform.supervision.serve import HomeInUse, serve
 from loraplex_platform.tenants.schemas import TenantChange
 from loraplex_platform.tenants.service import TenantService
 
 app = typer.Typer(no_args_is_help=True, help="Serve many LoRA adapters to many tenants.")
 tenants = typer.Typer(no_args_is_help=True, help="Tenants and their standing.")
 keys = typer.Typer(no_args_is_help=True, help="API keys.")
+adapters = typer.Typer(no_args_is_help=True, help="Tenants' LoRA adapters.")
+models = typer.Typer(no_args_is_help=True, help="Base models.")
 app.add_typer(tenants, name="tenants")
 app.add_typer(keys, name="keys")
+app.add_typer(adapters, name="adapters")
+app.add_typer(models, name="models")
 
 Result = TypeVar("Result")
+SERVE_ERRORS = (ChildCannotStart, HomeInUse, ModelNotPrepared, PortTaken)
+ModelOption = Annotated[
+    str | None, typer.Option(help="A Hugging Face folder or hub id; the demo model when absent.")
+]
 TenantOption = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
 
 
@@ -47,6 +70,109 @@ def run(work: Coroutine[None, None, Result]) -> Result:
     except PlatformError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from error
+    except (BadSetting, BadSecretFile, *SERVE_ERRORS) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command("serve")
+def serve_command(
+    model: ModelOption = None,
+    host: Annotated[str | None, typer.Option(help="Address of the API.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API.")] = None,
+) -> None:
+    """Prepare what is missing and serve: engine and API, supervised, until Ctrl-C."""
+
+    async def work() -> None:
+        given = {"model": model, "host": host, "port": port}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        settings = replace(load_settings(), **chosen)  # type: ignore[arg-type]  # typer checked them
+        configure_logging(settings.log_level)
+        await serve(settings)
+
+    run(work())
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Check device, packages, database and model; say what is wrong and how to mend it."""
+
+    async def work() -> None:
+        findings = await examine(load_settings())
+        for finding in findings:
+            typer.echo(str(finding))
+        if not all(finding.is_well for finding in findings):
+            raise typer.Exit(1)
+
+    run(work())
+
+
+@models.command("import")
+def import_model(
+    model: Annotated[str, typer.Argument(help="Folder or hub id.")] = DEMO_MODEL,
+) -> None:
+    """Fetch and convert a base model ahead of `serve`; prints its folder on the last line."""
+
+    async def work() -> None:
+        typer.echo(str(await prepare(replace(load_settings(), model=model))))
+
+    run(work())
+
+
+@adapters.command("add")
+def add_adapter(
+    tenant: TenantOption,
+    name: Annotated[str, typer.Option(help="What the tenant's requests call it.")],
+    folder: Annotated[Path, typer.Argument(help="What PEFT's save_pretrained wrote.")],
+) -> None:
+    """Judge an adapter, store it and give it a name; running servers serve it at once."""
+
+    async def work() -> None:
+        settings = load_settings()
+        async with open_database() as database:
+            owner = await TenantService(database, SystemClock()).get(tenant)
+            adapter = await catalogue(database, settings).add(
+                owner.id,
+                name,
+                folder,
+                base_folder=expected_folder(settings),
+                max_rank=settings.max_lora_rank,
+            )
+        for warning in adapter.manifest["warnings"]:
+            typer.echo(f"warning: {warning}", err=True)
+        typer.echo(f"{adapter.name}  {adapter.version[:12]}  rank {adapter.rank}")
+
+    run(work())
+
+
+@adapters.command("list")
+def list_adapters(tenant: TenantOption) -> None:
+    """List a tenant's adapters with their versions."""
+
+    async def work() -> None:
+        async with open_database() as database:
+            owner = await TenantService(database, SystemClock()).get(tenant)
+            for adapter in await catalogue(database, load_settings()).of_tenant(owner.id):
+                size = f"{adapter.num_bytes / 2**20:.1f} MiB"
+                typer.echo(f"{adapter.name}  {adapter.version[:12]}  rank {adapter.rank}  {size}")
+
+    run(work())
+
+
+@adapters.command("remove")
+def remove_adapter(tenant: TenantOption, name: str) -> None:
+    """Take a name away; requests that run with it go on."""
+
+    async def work() -> None:
+        async with open_database() as database:
+            owner = await TenantService(database, SystemClock()).get(tenant)
+            await catalogue(database, load_settings()).remove(owner.id, name)
+
+    run(work())
+
+
+def catalogue(database: Database, settings: Settings) -> CatalogueService:
+    return CatalogueService(database, AdapterStore(settings.adapter_store), SystemClock())
 
 
 @tenants.command("create")

@@ -30,6 +30,7 @@ class Settings:
     region: str = "local"
     model: str | None = None  # folder or hub id; None: the demo model
     served_model_name: str | None = None  # the base model's id; None: its folder's name
+    engine_address: str | None = None  # ipc://PATH or tcp://HOST:PORT; None: a socket in home
     engine_wait_s: float = 30.0  # how long a request waits for an engine that restarts
     max_body_bytes: int = 10 * 1024 * 1024
     log_level: str = "info"
@@ -48,13 +49,28 @@ class Settings:
         """The database's URL."""
         return self.database_url or f"sqlite:///{self.home.absolute() / 'loraplex.sqlite3'}"
 
-    def engine_environment(self) -> dict[str, str]:
-        """The engine's settings as environment variables for its process."""
-        return {PREFIX + name: value for name, value in self.engine.items()}
+    @property
+    def max_lora_rank(self) -> int:
+        """The largest rank the engine takes; its own default when nothing is said."""
+        return _parse_int("MAX_LORA_RANK", self.engine.get("MAX_LORA_RANK", "64"))
+
+    @property
+    def adapter_store(self) -> Path:
+        """The folder of adapter versions, which the engine reads too."""
+        return self.home.absolute() / "adapters"
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-TEXT = ("host", "database_url", "redis_url", "region", "model", "served_model_name", "log_level")
+TEXT = (
+    "host",
+    "database_url",
+    "redis_url",
+    "region",
+    "model",
+    "served_model_name",
+    "engine_address",
+    "log_level",
+)
 PATHS = ("home", "cache")
 INTEGERS = ("port", "database_pool_size", "max_body_bytes")
 SECONDS = ("engine_wait_s",)
@@ -71,6 +87,18 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         if raw is not None:
             values[name] = _parse(name, raw)
     return Settings(**values, engine=given)  # type: ignore[arg-type]  # checked by _parse
+
+
+def inherited_environment() -> dict[str, str]:
+    """What a child process is started with."""
+    return dict(os.environ)
+
+
+def _parse_int(name: str, raw: str) -> int:
+    try:
+        return int(raw)
+    except ValueError as error:
+        raise BadSetting(name, raw, "a whole number") from error
 
 
 def _parse(name: str, raw: str) -> object:

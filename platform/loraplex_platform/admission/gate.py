@@ -1,0 +1,129 @@
+"""Admission: check all limits and take from all, or take nothing."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from loraplex_platform.admission.estimator import Estimator
+from loraplex_platform.admission.limits import (
+    Charge,
+    Claim,
+    Limit,
+    Need,
+    Outcome,
+    Reading,
+    Rejection,
+)
+from loraplex_platform.admission.store import LimitStore, StoreUnavailable
+
+FIRST_OUTPUT_TOKENS = 256  # the estimate for a tenant and adapter of which nothing is known
+FIRST_HELD_S = 1.0
+
+# What a limit's subject used since the present calendar period began, from the durable records.
+History = Callable[[str, Limit], Awaitable[int]]
+
+
+class Gate:
+    """Takes claims in and settles them; the store decides, in one atomic step."""
+
+    def __init__(
+        self,
+        store: LimitStore,
+        history: History | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._history = history
+        self._wall_clock = wall_clock
+        self._output_tokens = Estimator()  # by tenant and adapter
+        self._held_s = Estimator()  # by tenant
+
+    def estimate_output(self, tenant: str, adapter: str | None, max_tokens: int) -> int:
+        """The tokens to reserve for an answer: what its like took so far, at most `max_tokens`."""
+        learned = self._output_tokens.estimate((tenant, adapter))
+        likely = FIRST_OUTPUT_TOKENS if learned is None else max(1, round(learned))
+        return min(max_tokens, likely)
+
+    def observe_output(self, tenant: str, adapter: str | None, tokens: int) -> None:
+        self._output_tokens.observe((tenant, adapter), tokens)
+
+    async def admit(self, need: Need, limits: Sequence[Limit]) -> Claim | Rejection:
+        """Every limit has room, and the claim holds it; or nothing was taken."""
+        claim = Claim(need.id, need.tenant, need.charges(limits), taken_at_s=self._wall_clock())
+        if not claim.charges:
+            return claim
+        try:
+            outcome = await self._store.reserve(claim, need.ttl_s)
+            if self._history is not None and any(r.is_unseeded for r in outcome.readings):
+                outcome = await self._reserve_with_history(claim, need.ttl_s, outcome)
+        except StoreUnavailable:
+            return _unavailable(claim.charges)
+        if outcome.admitted:
+            is_local = outcome.is_local
+            return dataclasses.replace(claim, readings=outcome.readings, is_local=is_local)
+        return self._rejection(need, claim.charges, outcome.readings)
+
+    async def settle(self, claim: Claim, actual: Mapping[str, int]) -> bool:
+        """What was used, by unit, takes the place of what was reserved; later calls do nothing."""
+        if not claim.charges:
+            return True
+        self._held_s.observe(claim.tenant, max(0.0, self._wall_clock() - claim.taken_at_s))
+        return await self._store.settle(claim, actual)
+
+    async def release(self, claim: Claim, unit: str) -> None:
+        """The request no longer occupies its leases on this unit; the rest of the claim stands."""
+        if claim.leases_on(unit):
+            await self._store.release(claim, unit)
+
+    async def read(self, tenant: str, limits: Sequence[Limit]) -> tuple[Reading, ...]:
+        """How full these limits are."""
+        return await self._store.read(tenant, [Charge(limit, 0) for limit in limits])
+
+    async def _reserve_with_history(self, claim: Claim, ttl_s: float, outcome: Outcome) -> Outcome:
+        """The store lost (or never had) the present day or month: it is told, then asked again."""
+        assert self._history is not None
+        if outcome.admitted:
+            reserved = dataclasses.replace(claim, is_local=outcome.is_local)
+            await self._store.settle(reserved, {c.limit.dimension.unit: 0 for c in claim.charges})
+        for charge, reading in zip(claim.charges, outcome.readings, strict=True):
+            if reading.is_unseeded:
+                used = await self._history(claim.tenant, charge.limit)
+                await self._store.seed(claim.tenant, Charge(charge.limit, used))
+        return await self._store.reserve(claim, ttl_s)
+
+    def _rejection(
+        self, need: Need, charges: tuple[Charge, ...], readings: tuple[Reading, ...]
+    ) -> Rejection:
+        """Names the limit that takes longest to make room: who waits for it gets in."""
+        waits = [
+            self._wait_s(charge, reading, need)
+            for charge, reading in zip(charges, readings, strict=True)
+        ]
+        worst = max(range(len(waits)), key=lambda i: math.inf if (w := waits[i]) is None else w)
+        (limit, amount), wait = charges[worst], waits[worst]
+        return Rejection(
+            limit=limit,
+            requested=amount,
+            used=readings[worst].used,
+            retry_after_s=wait,
+            reason="too_large" if wait is None else "exceeded",
+            charges=charges,
+            readings=readings,
+        )
+
+    def _wait_s(self, charge: Charge, reading: Reading, need: Need) -> float | None:
+        if reading.wait_ms is None:
+            return None
+        wait_s = reading.wait_ms / 1000
+        if charge.limit.dimension.kind != "lease" or wait_s == 0:
+            return wait_s
+        # A lease ends when its request does, which nobody knows; its expiry is certain but far.
+        # The oldest one was taken a time to live before its expiry and runs as long as its like.
+        usual_s = self._held_s.estimate(need.tenant) or FIRST_HELD_S
+        return min(wait_s, max(FIRST_HELD_S, wait_s - need.ttl_s + usual_s))
+
+
+def _unavailable(charges: tuple[Charge, ...]) -> Rejection:
+    limit, amount = next((c for c in charges if c.limit.is_strict), charges[0])
+    return Rejection(limit, amount, 0, 1.0, "store_unavailable", charges)

@@ -1,0 +1,167 @@
+"""The words of the limiter: what is limited, how much a request takes, what was found.
+
+A new dimension is a new `Dimension` value; neither the stores nor the limiter know any by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+Kind = Literal["rate", "lease", "day", "month"]
+Level = Literal["key", "project", "tenant"]
+Code = Literal["rate_limit_exceeded", "insufficient_quota"]
+
+MAX_EXACT = 2**53  # Redis scripts count in doubles
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What a limit counts and how it forgets.
+
+    rate: GCRA, a full bucket of `value` that refills in `period_s`. lease: what unfinished requests
+    hold. day, month: what was settled since the calendar period began (UTC), plus what is held.
+    """
+
+    name: str
+    unit: str  # which of a request's amounts it charges
+    kind: Kind
+    period_s: int = 60  # of a rate
+    code: Code = "rate_limit_exceeded"
+    strict: bool = False  # refuse, rather than guess, while the shared store is away
+
+
+REQUESTS_PER_MINUTE = Dimension("requests_per_minute", "requests", "rate")
+TOKENS_PER_MINUTE = Dimension("tokens_per_minute", "tokens", "rate")
+CONCURRENT_REQUESTS = Dimension("concurrent_requests", "running", "lease")
+QUEUED_REQUESTS = Dimension("queued_requests", "queued", "lease")
+TOKENS_PER_DAY = Dimension("tokens_per_day", "tokens", "day")
+TOKENS_PER_MONTH = Dimension("tokens_per_month", "tokens", "month", code="insufficient_quota")
+DIMENSIONS: Mapping[str, Dimension] = {
+    dimension.name: dimension
+    for dimension in (
+        REQUESTS_PER_MINUTE,
+        TOKENS_PER_MINUTE,
+        CONCURRENT_REQUESTS,
+        QUEUED_REQUESTS,
+        TOKENS_PER_DAY,
+        TOKENS_PER_MONTH,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `value` of a dimension for one key, project or tenant."""
+
+    dimension: Dimension
+    level: Level
+    subject: str  # the id of the key, project or tenant
+    value: int
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        scale = self.dimension.period_s * 1000 if self.dimension.kind == "rate" else 1
+        if not 0 <= self.value * scale <= MAX_EXACT:
+            raise ValueError(f"{self.name}: {self.value} is not a countable limit")
+
+    @property
+    def name(self) -> str:
+        return f"{self.dimension.name}:{self.level}:{self.subject}"
+
+    @property
+    def is_strict(self) -> bool:
+        return self.strict or self.dimension.strict
+
+
+class Charge(NamedTuple):
+    """What one request takes from one limit."""
+
+    limit: Limit
+    amount: int
+
+
+class Reading(NamedTuple):
+    """How full a limit is: with the request, if it was admitted; without, if it was not."""
+
+    used: int
+    reset_ms: int  # until the limit is unused, if nothing more comes; 0 for a lease
+    wait_ms: int | None  # 0: there is room; None: no waiting makes room
+    is_unseeded: bool = False  # a calendar period whose past the store was not told
+
+
+class Outcome(NamedTuple):
+    """The answer to one atomic step; the readings stand in the order of the charges."""
+
+    admitted: bool
+    readings: tuple[Reading, ...]
+    is_local: bool = False  # decided by this process alone, because the shared store is away
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one request took of its limits; `Gate.settle` ends it, from any process."""
+
+    id: str
+    tenant: str
+    charges: tuple[Charge, ...]
+    readings: tuple[Reading, ...] = ()
+    taken_at_s: float = 0.0  # Unix time
+    is_local: bool = False  # reserved while the shared store was away
+
+    def leases_on(self, unit: str) -> tuple[Charge, ...]:
+        """The charges that only say that the request is there, in this unit."""
+        return tuple(
+            charge
+            for charge in self.charges
+            if charge.limit.dimension.kind == "lease" and charge.limit.dimension.unit == unit
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a request was not admitted; nothing was consumed."""
+
+    limit: Limit
+    requested: int
+    used: int
+    retry_after_s: float | None  # None: waiting does not help
+    reason: Literal["exceeded", "too_large", "store_unavailable"]
+    charges: tuple[Charge, ...] = ()
+    readings: tuple[Reading, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request asks for; `estimates` is the part of the amounts that nobody knows yet."""
+
+    id: str
+    tenant: str
+    amounts: Mapping[str, int]  # by unit
+    ttl_s: float  # no shorter than the request's deadline
+    estimates: Mapping[str, int] = field(default_factory=dict)
+
+    def charges(self, limits: Sequence[Limit]) -> tuple[Charge, ...]:
+        """An estimate is cut where it alone would exceed a limit."""
+        return tuple(
+            Charge(limit, self._amount(limit))
+            for limit in limits
+            if limit.dimension.unit in self.amounts
+        )
+
+    def _amount(self, limit: Limit) -> int:
+        amount = self.amounts[limit.dimension.unit]
+        firm = amount - self.estimates.get(limit.dimension.unit, 0)
+        return min(amount, max(firm, limit.value))
+
+
+def period_end_ms(kind: Kind, now_ms: int) -> int:
+    """When the calendar day or month (UTC) that contains this moment ends; 0 for other kinds."""
+    if kind == "day":
+        return (now_ms // DAY_MS + 1) * DAY_MS
+    if kind == "month":
+        today = datetime.fromtimestamp(now_ms / 1000, UTC)
+        year, month = divmod(today.year * 12 + today.month, 12)  # of the month that follows
+        return int(datetime(year, month + 1, 1, tzinfo=UTC).timestamp()) * 1000
+    return 0

@@ -1,0 +1,65 @@
+"""Both stores of the gate, and the words that their tests share."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from loraplex_platform.admission.limits import (
+    CONCURRENT_REQUESTS,
+    QUEUED_REQUESTS,
+    REQUESTS_PER_MINUTE,
+    TOKENS_PER_DAY,
+    TOKENS_PER_MINUTE,
+    TOKENS_PER_MONTH,
+    Claim,
+    Limit,
+    Need,
+)
+from loraplex_platform.admission.memory_store import MemoryStore
+from loraplex_platform.admission.redis_store import RedisStore
+from loraplex_platform.admission.store import LimitStore
+
+NOON_MS = 1_782_043_200_000  # 2026-06-21 12:00 UTC
+MINUTE_MS = 60_000
+TENANT = "ten_a"
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[LimitStore]:
+    """Each test runs on both stores; on Redis with a timeout that a busy machine keeps."""
+    if request.param == "memory":
+        yield MemoryStore()
+    else:
+        shared = RedisStore(request.getfixturevalue("redis_url"), timeout_s=10)
+        yield shared
+        await shared.close()
+
+
+def requests(value: int, subject: str = "key_1") -> Limit:
+    return Limit(REQUESTS_PER_MINUTE, "key", subject, value)
+
+
+def tokens(value: int) -> Limit:
+    return Limit(TOKENS_PER_MINUTE, "tenant", TENANT, value)
+
+
+def concurrent(value: int) -> Limit:
+    return Limit(CONCURRENT_REQUESTS, "project", "proj_1", value)
+
+
+def queued(value: int) -> Limit:
+    return Limit(QUEUED_REQUESTS, "tenant", TENANT, value)
+
+
+def daily(value: int) -> Limit:
+    return Limit(TOKENS_PER_DAY, "project", "proj_1", value)
+
+
+def monthly(value: int) -> Limit:
+    return Limit(TOKENS_PER_MONTH, "tenant", TENANT, value)
+
+
+def claim(id: str, *limits: Limit, tokens: int = 1, tenant: str = TENANT) -> Claim:
+    """A request of so many tokens that meets these limits."""
+    amounts: Mapping[str, int] = {"requests": 1, "running": 1, "queued": 1, "tokens": tokens}
+    return Claim(id, tenant, Need(id, tenant, amounts, ttl_s=60).charges(limits))

@@ -1,0 +1,204 @@
+"""Redis away, hung, forbidding scripts: requests go on within local shares, and it recovers."""
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.platform.limit_stores import NOON_MS, TENANT, claim, concurrent, daily, requests, tokens
+from tests.services import RedisServer, black_hole, running_redis
+
+from loraplex_platform.admission.guarded_store import Breaker, GuardedStore
+from loraplex_platform.admission.limits import Charge, Limit
+from loraplex_platform.admission.redis_store import RedisStore
+from loraplex_platform.admission.store import StoreUnavailable
+
+WORKERS = 4
+NUMBERS = itertools.count()
+
+
+class Clock:
+    """The breaker's time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+async def guarded(server: RedisServer, clock: Clock) -> AsyncIterator[GuardedStore]:
+    store = GuardedStore(RedisStore(server.url, timeout_s=2), WORKERS, Breaker(clock))
+    yield store
+    await store.close()
+
+
+async def admitted(store: GuardedStore, limit: Limit, asks: int = 20) -> int:
+    outcomes = [
+        await store.reserve(claim(f"r{next(NUMBERS)}", limit), 60, now_ms=NOON_MS)
+        for _ in range(asks)
+    ]
+    return sum(outcome.admitted for outcome in outcomes)
+
+
+async def test_without_redis_each_worker_admits_its_share(
+    guarded: GuardedStore, server: RedisServer
+) -> None:
+    assert await admitted(guarded, requests(8)) == 8
+    server.kill()
+    assert await admitted(guarded, requests(8)) == 8 // WORKERS
+    assert guarded.is_degraded
+
+
+async def test_it_recovers_by_itself(
+    guarded: GuardedStore, server: RedisServer, clock: Clock
+) -> None:
+    server.kill()
+    assert await admitted(guarded, requests(8)) == 2
+    server.start()
+    assert await admitted(guarded, requests(8, "key_2")) == 2  # the breaker is still open
+    clock.now += 1.0
+    assert await admitted(guarded, requests(8, "key_3")) == 8
+    assert not guarded.is_degraded
+
+
+async def test_a_strict_limit_has_no_stand_in(guarded: GuardedStore, server: RedisServer) -> None:
+    strict = Limit(daily(1000).dimension, "project", "proj_1", 1000, strict=True)
+    server.kill()
+    with pytest.raises(StoreUnavailable):
+        await guarded.reserve(claim("r", requests(8), strict), 60)
+    assert (await guarded.reserve(claim("s", requests(8)), 60)).is_local
+
+
+async def test_forbidden_scripts_are_like_no_redis(
+    guarded: GuardedStore, server: RedisServer, clock: Clock
+) -> None:
+    assert await admitted(guarded, requests(8)) == 8
+    server.execute("ACL", "SETUSER", "default", "-@scripting")
+    assert await admitted(guarded, requests(8)) == 2
+    assert guarded.is_degraded
+    server.execute("ACL", "SETUSER", "default", "+@all")
+    clock.now += 1.0
+    assert await admitted(guarded, requests(8, "key_2")) == 8
+
+
+async def test_a_forgotten_script_is_sent_again(guarded: GuardedStore, server: RedisServer) -> None:
+    assert await admitted(guarded, requests(8), asks=4) == 4
+    server.execute("SCRIPT", "FLUSH")
+    assert await admitted(guarded, requests(8)) == 4
+    assert not guarded.is_degraded
+
+
+async def test_a_black_hole_costs_three_requests_100_ms_and_the_others_nothing(
+    clock: Clock,
+) -> None:
+    with black_hole() as port:
+        store = GuardedStore(RedisStore(f"redis://127.0.0.1:{port}/0"), WORKERS, Breaker(clock))
+        seconds = []
+        for i in range(6):
+            started = time.monotonic()
+            await store.reserve(claim(f"r{i}", requests(100)), 60)
+            seconds.append(time.monotonic() - started)
+        await store.close()
+    assert all(0.09 < spent < 1 for spent in seconds[:3])
+    assert max(seconds[3:]) < 0.05
+
+
+async def test_a_hundred_requests_into_a_black_hole_all_end_in_100_ms() -> None:
+    with black_hole() as port:
+        store = GuardedStore(RedisStore(f"redis://127.0.0.1:{port}/0", max_connections=8), WORKERS)
+        started = time.monotonic()
+        asks = [store.reserve(claim(f"r{i}", requests(400)), 60) for i in range(100)]
+        outcomes = await asyncio.gather(*asks)
+        spent = time.monotonic() - started
+        await store.close()
+    assert sum(outcome.is_local for outcome in outcomes) == 100
+    assert spent < 1
+
+
+async def test_an_answer_that_comes_too_late_is_never_taken_for_another(
+    server: RedisServer,
+) -> None:
+    store = RedisStore(server.url)
+    await store.reserve(claim("warm", requests(5)), 60, now_ms=NOON_MS)
+    server.pause()
+    with pytest.raises(StoreUnavailable):
+        await store.reserve(claim("lost", requests(5)), 60, now_ms=NOON_MS)
+    server.resume()
+    patient = RedisStore(server.url, timeout_s=10)
+    (reading,) = await patient.read(TENANT, [Charge(tokens(9), 1)], now_ms=NOON_MS)
+    assert reading.used == 0
+    for again in (store, patient):
+        await again.close()
+
+
+async def test_what_could_not_be_settled_is_settled_when_redis_is_back(
+    guarded: GuardedStore, server: RedisServer
+) -> None:
+    limits = (concurrent(5), daily(100))
+    lost, later = (claim(id, *limits, tokens=40) for id in ("lost", "later"))
+    await guarded.reserve(lost, 60, now_ms=NOON_MS)
+    await guarded.reserve(later, 60, now_ms=NOON_MS)
+    server.execute("ACL", "SETUSER", "default", "-@scripting")
+    assert not await guarded.settle(lost, {"tokens": 7}, now_ms=NOON_MS)
+    server.execute("ACL", "SETUSER", "default", "+@all")
+    assert await guarded.settle(later, {"tokens": 2}, now_ms=NOON_MS)
+    readings = await guarded.read(TENANT, [Charge(limit, 0) for limit in limits], now_ms=NOON_MS)
+    assert [reading.used for reading in readings] == [0, 9]
+
+
+async def test_a_ticket_taken_locally_is_settled_locally(
+    guarded: GuardedStore, server: RedisServer
+) -> None:
+    limit = concurrent(4)
+    server.kill()
+    outcome = await guarded.reserve(claim("a", limit), 60, now_ms=NOON_MS)
+    assert not (await guarded.reserve(claim("b", limit), 60, now_ms=NOON_MS)).admitted
+    assert outcome.is_local
+    local = dataclasses.replace(claim("a", limit), is_local=True)
+    assert await guarded.settle(local, {}, now_ms=NOON_MS)
+    assert (await guarded.reserve(claim("b", limit), 60, now_ms=NOON_MS)).admitted
+
+
+async def test_a_request_as_large_as_the_whole_limit_is_not_refused_for_good(
+    guarded: GuardedStore, server: RedisServer
+) -> None:
+    server.kill()
+    outcome = await guarded.reserve(claim("r", tokens(100), tokens=90), 60, now_ms=NOON_MS)
+    assert outcome.admitted
+
+
+async def test_a_redis_that_lost_everything_starts_afresh(
+    guarded: GuardedStore, server: RedisServer
+) -> None:
+    held = claim("held", concurrent(1))
+    await guarded.reserve(held, 60, now_ms=NOON_MS)
+    server.restart()
+    assert (await guarded.reserve(claim("next", concurrent(1)), 60, now_ms=NOON_MS)).admitted
+    assert not await guarded.settle(held, {}, now_ms=NOON_MS)
+
+
+def test_the_breaker_lets_one_caller_try_each_pause(clock: Clock) -> None:
+    breaker = Breaker(clock, failures=3, pause_s=1.0)
+    for _ in range(3):
+        assert breaker.allows()
+        breaker.failed()
+    assert not breaker.allows()
+    clock.now = 1.0
+    assert [breaker.allows() for _ in range(3)] == [True, False, False]
+    breaker.succeeded()
+    assert all(breaker.allows() for _ in range(3))

@@ -32,6 +32,7 @@ class LoraplexServer:
             "LORAPLEX_HOME": self.home.name,
             "LORAPLEX_PORT": str(port),
             "LORAPLEX_DTYPE": "bfloat16",
+            "LORAPLEX_MAX_LORAS": "16",
         }
         self.log = (Path(self.home.name) / "bench-serve.log").open("w+")
         self.process = subprocess.Popen(

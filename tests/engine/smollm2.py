@@ -1,22 +1,23 @@
 """SmolLM2 and the demo adapters, in the offline engine and in transformers + PEFT."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import peft
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from loraplex_adapters.cache import AdapterCache
+from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore
 from loraplex_engine.build import load_model
 from loraplex_engine.config import Dtype, EngineConfig
 from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.offline import Offline
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from loraplex_adapters.layout import BaseModel
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo"
 ADAPTERS = {
@@ -24,6 +25,7 @@ ADAPTERS = {
     for entry in json.loads((DEMO / "demo.json").read_text())["tenants"]
 }
 TARGETS = (None, *ADAPTERS)
+PAD_ID = 2
 
 
 class Question(NamedTuple):
@@ -75,7 +77,7 @@ def make_engine(
 
 
 class Peft:
-    """transformers + PEFT with the demo adapters; one sequence at a time, no padding."""
+    """transformers + PEFT with the demo adapters; its logits are of one sequence alone, unpadded."""
 
     def __init__(self, model_folder: Path, dtype: torch.dtype) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype)
@@ -91,32 +93,36 @@ class Peft:
         """float32 [num answer tokens, vocab_size]: what it thinks before each token of the answer."""
         ids = torch.tensor([[*question.prompt_ids, *answer_ids]])
         first = len(question.prompt_ids) - 1
-        if question.target is None:
-            with self.model.disable_adapter():
-                logits = self.model(ids).logits
-        else:
-            self.model.set_adapter(question.target)
-            logits = self.model(ids).logits
-        return logits[0, first:-1].float().clone()
+        with self.speaking_as(question.target):
+            logits: torch.Tensor = self.model(ids).logits[0, first:-1]
+        return logits.float().clone()
 
     @torch.inference_mode()
-    def answer(self, question: Question, num_tokens: int) -> list[int]:
-        """Greedy, past the end of the text."""
-        ids = torch.tensor([question.prompt_ids])
-        options = {
-            "attention_mask": torch.ones_like(ids),
-            "max_new_tokens": num_tokens,
-            "do_sample": False,
-            "pad_token_id": 2,
-            "eos_token_id": None,
-        }
-        if question.target is None:
+    def answers(self, questions: Sequence[Question], num_tokens: int) -> list[list[int]]:
+        """Greedy, past the end of the text; the questions of one target make one padded batch."""
+        length = max(len(question.prompt_ids) for question in questions)
+        padding = [length - len(question.prompt_ids) for question in questions]
+        rows = [[PAD_ID] * n + [*q.prompt_ids] for n, q in zip(padding, questions, strict=True)]
+        with self.speaking_as(questions[0].target):
+            out = self.model.generate(
+                input_ids=torch.tensor(rows),
+                attention_mask=torch.tensor([[0] * n + [1] * (length - n) for n in padding]),
+                max_new_tokens=num_tokens,
+                do_sample=False,
+                pad_token_id=PAD_ID,
+                eos_token_id=None,
+            )
+        answers: list[list[int]] = out[:, length:].tolist()
+        return answers
+
+    @contextmanager
+    def speaking_as(self, target: str | None) -> Iterator[None]:
+        if target is None:
             with self.model.disable_adapter():
-                out = self.model.generate(input_ids=ids, **options)
+                yield
         else:
-            self.model.set_adapter(question.target)
-            out = self.model.generate(input_ids=ids, **options)
-        return out[0, ids.shape[1] :].tolist()
+            self.model.set_adapter(target)
+            yield
 
 
 class Chat:

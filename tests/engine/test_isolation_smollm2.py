@@ -1,6 +1,7 @@
 """In bfloat16 an answer does not depend on its neighbours, and hanging up leaves nothing behind."""
 
 import random
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +68,8 @@ def serve(engine: Engine, streams: list[Stream]) -> dict[str, Heard]:
                 tokens += event.token_ids
                 if len(tokens) == patience[event.request_id]:
                     core.submit(Abort(event.request_id))
+        if core.is_stalled:
+            time.sleep(0.001)  # an adapter is being loaded
         step += 1
     return heard
 

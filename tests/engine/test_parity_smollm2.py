@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from loraplex_engine.config import Dtype
-from loraplex_engine.offline import Completion, Prompt
 from tests.engine.smollm2 import TARGETS, Chat, Engine, Peft, Question, make_engine
 
+from loraplex_engine.config import Dtype
 from loraplex_engine.messages import SamplingParams
+from loraplex_engine.offline import Completion, Prompt
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,13 +48,14 @@ class Expected(NamedTuple):
 @pytest.fixture(scope="module")
 def expected(demo_model: Path) -> list[Expected]:
     chat = Chat(demo_model)
-    questions = [Question(target, chat.encode(text)) for text in PROMPTS for target in TARGETS]
     exact, rounded = Peft(demo_model, torch.float32), Peft(demo_model, torch.bfloat16)
-    answers = [exact.answer(question, NUM_TOKENS) for question in questions]
-    return [
-        Expected(question, answer, exact.logits(question, answer), rounded.logits(question, answer))
-        for question, answer in zip(questions, answers, strict=True)
-    ]
+    found = []
+    for target in TARGETS:
+        questions = [Question(target, chat.encode(text)) for text in PROMPTS]
+        for question, ids in zip(questions, exact.answers(questions, NUM_TOKENS), strict=True):
+            logits = exact.logits(question, ids), rounded.logits(question, ids)
+            found.append(Expected(question, ids, *logits))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def count_equal_steps(item: Expected, completion: Completion) -> int:
 
 
 def test_float32_alone_equals_peft(expected: list[Expected], float32_engine: Engine) -> None:
-    alone = expected[: len(TARGETS)]
+    alone = expected[:: len(PROMPTS)]  # one question to each target
     completions = run_alone(float32_engine, alone, is_forced=False)
     steps = sum(map(count_equal_steps, alone, completions))
     assert steps >= 0.95 * NUM_TOKENS * len(alone)
@@ -137,7 +138,7 @@ def rms(values: torch.Tensor) -> float:
 def test_bfloat16_alone_follows_the_reference(
     expected: list[Expected], bfloat16_engine: Engine
 ) -> None:
-    alone = expected[: len(TARGETS)]
+    alone = expected[:: len(PROMPTS)]  # one question to each target
     assert_as_good_as_transformers(alone, run_alone(bfloat16_engine, alone, is_forced=True))
 
 

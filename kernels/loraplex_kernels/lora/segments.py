@@ -9,7 +9,7 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoraSegments:
     """Tokens sorted by slot and cut into chunks of one slot each; base-model tokens are in none."""
 

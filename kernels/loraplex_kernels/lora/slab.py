@@ -24,6 +24,7 @@ class LoraSlab:
     row_start: torch.Tensor  # int32 [num_slots]
     rank: torch.Tensor  # int32 [num_slots, num_slices]; 0: this slice is not adapted
     scale: torch.Tensor  # float32 [num_slots, num_slices]
+    max_rank: int = 64  # no slot holds a higher one; a GPU pads to it
 
     @property
     def in_features(self) -> int:
@@ -36,6 +37,7 @@ class LoraSlab:
         num_rows: int,
         row_start: torch.Tensor,
         dtype: torch.dtype,
+        max_rank: int = 64,
     ) -> "LoraSlab":
         """A slab with no adapter in it, on row_start's device."""
         device, num_slots = row_start.device, row_start.shape[0]
@@ -46,4 +48,5 @@ class LoraSlab:
             row_start=row_start,
             rank=torch.zeros(num_slots, len(slice_widths), dtype=torch.int32, device=device),
             scale=torch.zeros(num_slots, len(slice_widths), dtype=torch.float32, device=device),
+            max_rank=max_rank,
         )

@@ -40,7 +40,7 @@ class EngineConfig:
             if value is not None:
                 _check_at_least(name, value, 1)
         _check_at_least("block_size", self.block_size, 1)
-        _check_at_least("max_loras", self.max_loras, 0)
+        _check_at_least("max_loras", self.max_loras, 1)
         _check_at_least("max_lora_rank", self.max_lora_rank, 1)
         _check_at_least("max_cpu_lora_bytes", self.max_cpu_lora_bytes, 0)
         if self.block_size & (self.block_size - 1):

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import peft
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from loraplex_adapters.cache import AdapterCache
+from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore
 from loraplex_engine.build import load_model
 from loraplex_engine.config import Dtype, EngineConfig
 from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.offline import Offline
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from loraplex_adapters.layout import BaseModel
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo"
 ADAPTERS = {

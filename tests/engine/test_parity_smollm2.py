@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from loraplex_engine.config import Dtype
-from loraplex_engine.offline import Completion, Prompt
 from tests.engine.smollm2 import TARGETS, Chat, Engine, Peft, Question, make_engine
 
+from loraplex_engine.config import Dtype
 from loraplex_engine.messages import SamplingParams
+from loraplex_engine.offline import Completion, Prompt
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,6 +23,7 @@ from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import ModelRunner, TokenSampler
 from loraplex_engine.sampler import Sampler
 from loraplex_engine.scheduling.fcfs import Fcfs
+from loraplex_kernels.warm_up import warm_up
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CPU_TOKENS_PER_SEQ = 512  # KV held for each of max_num_seqs when nothing else is said
@@ -50,9 +51,10 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Read the weights; the first step of a start, and the longest."""
+    """Compile the kernels and read the weights: the longest part of a start."""
     device = Device(config.device)
     torch.set_num_threads(config.threads or torch.get_num_threads())
+    warm_up(device.torch_device.type)
     shape = read_model_config(config.model)
     if config.max_model_len is not None and config.max_model_len > shape.max_position:
         raise InvalidConfig(

@@ -39,12 +39,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None:
                 _check_at_least(name, value, 1)
-        _check_at_least("block_size", self.block_size, 1)
-        _check_at_least("max_loras", self.max_loras, 0)
+        _check_at_least("max_loras", self.max_loras, 1)
         _check_at_least("max_lora_rank", self.max_lora_rank, 1)
         _check_at_least("max_cpu_lora_bytes", self.max_cpu_lora_bytes, 0)
-        if self.block_size & (self.block_size - 1):
-            raise InvalidConfig(f"block_size must be a power of two, not {self.block_size}")
+        if self.block_size < 1 or self.block_size % 16:
+            raise InvalidConfig(f"block_size must be a multiple of 16, not {self.block_size}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}"

@@ -57,8 +57,6 @@ def refusal(request: Generate, served: Served) -> Ending | None:
     if num_tokens > limit:
         text = f"prompt and max_tokens make {num_tokens} tokens; the limit is {limit}"
         return _error("context_too_long", text)
-    if request.adapter is not None and served.hello.max_loras == 0:
-        return _error("unknown_adapter", "this engine serves no adapters")
     return None
 
 

@@ -1,5 +1,6 @@
 """The engine without a server: prompts in, tokens (and logits, if wanted) out. For tests and benchmarks."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,8 @@ from loraplex_engine.detokenizer import TokenDecoder
 from loraplex_engine.messages import Event, Finished, Generate, SamplingParams, TokenEvent
 from loraplex_engine.sampler import Drawn, Sampler
 from loraplex_engine.scheduling.policy import ScheduledTokens
+
+STALLED_S = 0.001  # pause when all sequences wait, so that adapters can load
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class Offline:
             for event in self.engine.step():
                 _take(event, done)
             step += 1
+            if self.engine.is_stalled:
+                time.sleep(STALLED_S)
         if self._recorder is not None:
             for request_id, rows in self._recorder.logits.items():
                 done[request_id].logits = torch.stack(rows)

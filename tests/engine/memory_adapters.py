@@ -1,15 +1,9 @@
-"""The twin of the adapter cache: PEFT folders by name, loaded at a poll."""
+"""The twin of the adapter cache for tests without a model: slots and states, no weights."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from safetensors.torch import load_file
-
-from loraplex_adapters.layout import ProjectionSpec
 from loraplex_engine.scheduling.policy import AdapterState
 from loraplex_kernels.lora import LoraSlab
 
@@ -28,32 +22,16 @@ class _Load:
 
 
 class MemoryAdapters:
-    """Adapter slots over PEFT folders; a load takes `polls` calls of poll, a missing folder fails."""
+    """A load takes `polls` calls of poll; one of an unknown version fails."""
 
-    def __init__(
-        self,
-        layout: tuple[ProjectionSpec, ...],
-        folders: Mapping[str, Path],
-        *,
-        num_slots: int,
-        max_rank: int = 16,
-        dtype: torch.dtype = torch.float32,
-        polls: int = 1,
-    ) -> None:
-        self.layout = layout
-        self.folders = folders
+    def __init__(self, versions: Collection[str], *, num_slots: int, polls: int = 1) -> None:
+        self.versions = versions
         self.polls = polls
         self.users: dict[str, int] = {}
+        self.slabs: Mapping[str, LoraSlab] = {}
         self._slots: list[str | None] = [None] * num_slots
         self._loads: list[_Load] = []
         self._dropped: set[str] = set()
-        row_start = torch.arange(num_slots, dtype=torch.int32) * max_rank
-        self.slabs = {
-            spec.name: LoraSlab.empty(
-                spec.in_features, spec.slice_widths, num_slots * max_rank, row_start, dtype
-            )
-            for spec in layout
-        }
 
     @property
     def resident(self) -> list[str]:
@@ -123,26 +101,7 @@ class MemoryAdapters:
         return next((i for _, i in sorted(slots) if i not in taken), None)
 
     def _finish(self, load: _Load) -> Outcome:
-        folder = self.folders.get(load.version)
-        if folder is None:
+        if load.version not in self.versions:
             return Outcome(load.version, "no such version", 0.0)
         self._slots[load.slot] = load.version
-        if self.layout:
-            self._fill(load.slot, folder)
         return Outcome(load.version, None, 0.0)
-
-    def _fill(self, slot: int, folder: Path) -> None:
-        config = json.loads((folder / "adapter_config.json").read_text())
-        tensors = load_file(folder / "adapter_model.safetensors")
-        for spec in self.layout:
-            slab = self.slabs[spec.name]
-            for s, piece in enumerate(spec.slices):
-                key = f"base_model.model.{piece.module}.lora_A.weight"
-                slab.rank[slot, s] = 0
-                if key in tensors:
-                    rank, row = tensors[key].shape[0], int(slab.row_start[slot])
-                    slab.a[s, row : row + rank] = tensors[key]
-                    b = tensors[key.replace("lora_A", "lora_B")]
-                    slab.b[s][row : row + rank] = b.T
-                    slab.rank[slot, s] = rank
-                    slab.scale[slot, s] = config["lora_alpha"] / config["r"]

@@ -75,7 +75,7 @@ class Scripted:
         adapters: MemoryAdapters | None = None,
     ) -> None:
         self.kv = PagedKv(num_blocks, block_size)
-        self.adapters = adapters or MemoryAdapters((), {}, num_slots=0)
+        self.adapters = adapters or MemoryAdapters((), num_slots=1)
         self.runner = ScriptedRunner(rule)
         self.clock = Clock()
         hello = Hello(

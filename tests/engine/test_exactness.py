@@ -1,18 +1,18 @@
 """In bfloat16 a request's tokens and log probabilities do not depend on who shares its steps."""
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.memory_adapters import MemoryAdapters
-from tests.engine.tiny import ALL_MODULES, make_adapter, make_model
+from tests.engine.tiny import ALL_MODULES, make_adapter, make_model, offline_engine
 
-from loraplex_engine.build import load_model
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.messages import SamplingParams
-from loraplex_engine.model.decoder import projection_layout
-from loraplex_engine.offline import Offline, Prompt
+from loraplex_engine.offline import Completion, Prompt
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
@@ -28,7 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def offline(folder: Path, chunk: int) -> Offline:
+@contextmanager
+def engine(folder: Path, chunk: int) -> Iterator[Callable[[list[Prompt]], list[Completion]]]:
     config = EngineConfig(
         model=folder,
         dtype="bfloat16",
@@ -36,12 +37,11 @@ def offline(folder: Path, chunk: int) -> Offline:
         cpu_kv_cache_bytes=2**21,
         max_loras=3,
     )
-    model = load_model(config)
     folders = {str(seed): folder / str(seed) for seed in range(3)}
-    slots = MemoryAdapters(
-        projection_layout(model.config), folders, num_slots=3, dtype=torch.bfloat16
-    )
-    return Offline(config, model, slots, records_logits=True)
+    with offline_engine(config, folders, folder / "store") as (offline, versions):
+        yield lambda prompts: offline.run(
+            replace(p, adapter=None if p.adapter is None else versions[p.adapter]) for p in prompts
+        )
 
 
 def prompts() -> list[Prompt]:
@@ -59,10 +59,11 @@ def prompts() -> list[Prompt]:
 
 @pytest.mark.parametrize("chunk", [8, 24, 128])
 def test_answers_are_the_same_bits_alone_and_among_others(folder: Path, chunk: int) -> None:
-    together = offline(folder, chunk).run(prompts())
-    solo = offline(folder, 64)
-    for prompt, mixed in zip(prompts(), together, strict=True):
-        (alone,) = solo.run([prompt])
+    with engine(folder, chunk) as run:
+        together = run(prompts())
+    with engine(folder, 64) as run:
+        solo = [run([prompt])[0] for prompt in prompts()]
+    for alone, mixed in zip(solo, together, strict=True):
         assert alone.token_ids == mixed.token_ids
         assert alone.logits is not None
         assert mixed.logits is not None
@@ -70,8 +71,8 @@ def test_answers_are_the_same_bits_alone_and_among_others(folder: Path, chunk: i
 
 
 def test_a_warm_prefix_gives_the_same_bits(folder: Path) -> None:
-    engine = offline(folder, 24)
-    cold, warm = engine.run(prompts()), engine.run(prompts())
+    with engine(folder, 24) as run:
+        cold, warm = run(prompts()), run(prompts())
     assert sum(c.finished.cached_tokens for c in warm if c.finished) > 0
     for first, second in zip(cold, warm, strict=True):
         assert first.logits is not None

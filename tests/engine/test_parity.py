@@ -1,20 +1,19 @@
 """The offline engine against transformers and PEFT, on tiny random models in float32."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import peft
 import pytest
 import torch
-from tests.engine.memory_adapters import MemoryAdapters
-from tests.engine.tiny import ALL_MODULES, make_adapter, make_model
+from tests.engine.tiny import ALL_MODULES, make_adapter, make_model, offline_engine
 
-from loraplex_engine.build import load_model
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.messages import SamplingParams
-from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.offline import Completion, Offline, Prompt
 
 # PEFT asks transformers for a property that transformers is about to rename.
@@ -29,6 +28,17 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "mlp": {"rank": 3, "alpha": 2, "modules": ["gate_proj", "down_proj"]},
     "head": {"rank": 5, "alpha": 10, "modules": ["o_proj", "lm_head"]},
 }
+
+
+class Runs(NamedTuple):
+    offline: Offline
+    versions: dict[str, str]
+
+    def __call__(self, prompts: list[Prompt]) -> list[Completion]:
+        return self.offline.run(
+            replace(p, adapter=None if p.adapter is None else self.versions[p.adapter])
+            for p in prompts
+        )
 
 
 class World:
@@ -48,19 +58,19 @@ class World:
                 self.peft.load_adapter(path, adapter_name=name)
         self.peft.eval()
 
-    def offline(self, **settings: Any) -> Offline:
+    @contextmanager
+    def engine(self, **settings: Any) -> Iterator[Runs]:
+        """What runs prompts whose adapters are named."""
         defaults = {
             "max_num_batched_tokens": 20,
             "cpu_kv_cache_bytes": 2**21,
             "max_loras": len(ADAPTERS),
+            "max_lora_rank": 16,
             "threads": 1,
         }
         config = EngineConfig(model=self.folder, **defaults | settings)
-        model = load_model(config)
-        slots = MemoryAdapters(
-            projection_layout(model.config), self.adapters, num_slots=config.max_loras
-        )
-        return Offline(config, model, slots, records_logits=True)
+        with offline_engine(config, self.adapters, self.folder / "store") as (offline, versions):
+            yield Runs(offline, versions)
 
     @torch.no_grad()
     def logits(self, prompt: Prompt, completion: list[int]) -> torch.Tensor:
@@ -108,29 +118,31 @@ def prompts_of(seed: int, adapters: list[str | None]) -> list[Prompt]:
 
 @pytest.mark.parametrize("adapter", [None, *ADAPTERS])
 def test_alone_each_adapter_equals_peft(world: World, adapter: str | None) -> None:
-    for prompt in prompts_of(1, [adapter])[3:6]:
-        (completion,) = world.offline().run([prompt])
-        world.check(prompt, completion)
+    with world.engine() as run:
+        for prompt in prompts_of(1, [adapter])[3:6]:
+            (completion,) = run([prompt])
+            world.check(prompt, completion)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_adapters_mixed_in_one_batch_equal_peft(world: World, seed: int) -> None:
     prompts = prompts_of(seed, [None, *ADAPTERS])
-    for prompt, completion in zip(prompts, world.offline().run(prompts), strict=True):
-        world.check(prompt, completion)
+    with world.engine() as run:
+        for prompt, completion in zip(prompts, run(prompts), strict=True):
+            world.check(prompt, completion)
 
 
 def test_more_adapters_than_slots_take_turns(world: World) -> None:
     prompts = prompts_of(5, list(ADAPTERS))
-    for prompt, completion in zip(prompts, world.offline(max_loras=2).run(prompts), strict=True):
-        world.check(prompt, completion)
+    with world.engine(max_loras=2) as run:
+        for prompt, completion in zip(prompts, run(prompts), strict=True):
+            world.check(prompt, completion)
 
 
 def test_warm_prefix_gives_the_cold_answer(world: World) -> None:
-    offline = world.offline()
     prompts = prompts_of(2, [None, "wide"])
-    cold = offline.run(prompts)
-    warm = offline.run(prompts)
+    with world.engine() as run:
+        cold, warm = run(prompts), run(prompts)
     for prompt, first, second in zip(prompts, cold, warm, strict=True):
         assert first.finished is not None
         assert second.finished is not None
@@ -142,12 +154,14 @@ def test_warm_prefix_gives_the_cold_answer(world: World) -> None:
 def test_preemption_by_recompute_gives_the_same_tokens(world: World) -> None:
     prompts = prompts_of(3, [None, "attention"])
     block_bytes = 2 * 3 * 2 * 16 * 8 * 4
-    offline = world.offline(cpu_kv_cache_bytes=8 * block_bytes, enable_prefix_caching=False)
-    for prompt, completion in zip(prompts, offline.run(prompts), strict=True):
-        world.check(prompt, completion)
-    assert offline.engine.stats().preemptions > 0
-    assert offline.engine.stats().free_blocks == 8
-    assert offline.engine.stats().tokens.recomputed > 0
+    settings = {"cpu_kv_cache_bytes": 8 * block_bytes, "enable_prefix_caching": False}
+    with world.engine(**settings) as run:
+        for prompt, completion in zip(prompts, run(prompts), strict=True):
+            world.check(prompt, completion)
+        stats = run.offline.engine.stats()
+    assert stats.preemptions > 0
+    assert stats.free_blocks == 8
+    assert stats.tokens.recomputed > 0
 
 
 VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -175,13 +189,11 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
 def test_variants_of_the_family_equal_transformers(variant: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, **VARIANTS[variant]())
     config = EngineConfig(
-        model=tmp_path, max_num_batched_tokens=20, cpu_kv_cache_bytes=2**21, max_loras=0
-    )
-    offline = Offline(
-        config, load_model(config), MemoryAdapters((), {}, num_slots=0), records_logits=True
+        model=tmp_path, max_num_batched_tokens=20, cpu_kv_cache_bytes=2**21, max_loras=1
     )
     prompt = Prompt(list(range(3, 60)), sampling=GREEDY)
-    (completion,) = offline.run([prompt])
+    with offline_engine(config, {}, tmp_path / "store") as (offline, _):
+        (completion,) = offline.run([prompt])
     assert completion.logits is not None
     ids = torch.tensor([[*prompt.token_ids, *completion.token_ids]])
     with torch.no_grad():

@@ -1,11 +1,22 @@
-"""A tiny random Llama and random PEFT adapters, in folders."""
+"""A tiny random Llama and random PEFT adapters, in folders, and an offline engine over them."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from loraplex_adapters.cache import AdapterCache
+from loraplex_adapters.layout import BaseModel
+from loraplex_adapters.manifest import Limits
+from loraplex_adapters.store import AdapterStore
+from loraplex_engine.build import load_model
+from loraplex_engine.config import EngineConfig
+from loraplex_engine.model.decoder import projection_layout
+from loraplex_engine.offline import Offline
 
 ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -45,3 +56,31 @@ def make_adapter(
             torch.nn.init.normal_(parameter, std=0.2)
     wrapped.save_pretrained(folder, save_embedding_layers=False)
     wrapped.unload()
+
+
+@contextmanager
+def offline_engine(
+    config: EngineConfig, adapters: Mapping[str, Path], store: Path
+) -> Iterator[tuple[Offline, dict[str, str]]]:
+    """An engine that records logits, and the versions of the named adapters."""
+    model = load_model(config)
+    layout = projection_layout(model.config)
+    versions = AdapterStore(store)
+    base, limits = BaseModel.from_projections(None, layout), Limits(max_rank=config.max_lora_rank)
+    names = {
+        name: versions.put(folder, base=base, limits=limits).version
+        for name, folder in adapters.items()
+    }
+    cache = AdapterCache(
+        versions,
+        layout,
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        dtype=model.dtype,
+        device=model.device.torch_device,
+        host_bytes=config.max_cpu_lora_bytes,
+    )
+    try:
+        yield Offline(config, model, cache, records_logits=True), names
+    finally:
+        cache.close()

@@ -10,9 +10,11 @@ from loraplex_adapters.layout import ProjectionSpec, SliceSpec
 from loraplex_engine.batch import Batch
 from loraplex_engine.device import LayerKv
 from loraplex_engine.model.config import ModelConfig
-from loraplex_engine.model.layers import Lora, Projection, RmsNorm, RotaryTable, swiglu
+from loraplex_engine.model.layers import Lora, Projection, RmsNorm, RotaryTable
 from loraplex_engine.model.weights import Checkpoint
-from loraplex_kernels.attention import paged_attention, write_kv
+from loraplex_kernels.activation import silu_and_multiply
+from loraplex_kernels.attention import paged_attention, rotary_write_kv
+from loraplex_kernels.linear import pack_weight
 from loraplex_kernels.lora import LoraSlab
 
 
@@ -64,7 +66,7 @@ class Decoder:
             has_bias = config.has_mlp_bias if is_mlp else config.has_attention_bias
             return Projection(
                 name,
-                checkpoint.fused([f"{module}.weight" for module in modules]),
+                pack_weight(checkpoint.fused([f"{module}.weight" for module in modules])),
                 checkpoint.fused([f"{module}.bias" for module in modules]) if has_bias else None,
             )
 
@@ -86,7 +88,7 @@ class Decoder:
         head = self.embedding
         if not config.ties_embeddings:
             head = checkpoint.tensor("lm_head.weight")
-        self.lm_head = Projection("lm_head", head)
+        self.lm_head = Projection("lm_head", pack_weight(head))
         self.rotary = RotaryTable.build(
             config.rope, config.head_dim, max_position, checkpoint.device
         )
@@ -100,25 +102,30 @@ class Decoder:
         None if no row samples.
         """
         lora = None if batch.lora is None else Lora(batch.lora, slabs)
-        x = F.embedding(batch.token_ids, self.embedding)
+        residual = F.embedding(batch.token_ids, self.embedding)
+        x = self.layers[0].input_norm(residual)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x = x + self._attention(layer, layer.input_norm(x), batch, layer_kv, lora)
-            h = layer.post_attention_norm(x)
-            x = x + layer.down(swiglu(layer.gate_up(h, lora)), lora)
-        if len(batch.sample_rows) == 0:
-            return None
-        sample_lora = None if batch.sample_lora is None else Lora(batch.sample_lora, slabs)
-        return self.lm_head(self.norm(x[batch.sample_rows]), sample_lora)
+            if layer is not self.layers[0]:
+                x = layer.input_norm(x, residual)
+            attended = self._attend(layer.qkv(x, lora), batch, layer_kv)
+            if layer is self.layers[-1]:
+                # Beyond the last keys and values, only rows that sample matter.
+                if len(batch.sample_rows) == 0:
+                    return None
+                attended, residual = attended[batch.sample_rows], residual[batch.sample_rows]
+                lora = None if batch.sample_lora is None else Lora(batch.sample_lora, slabs)
+            x = layer.post_attention_norm(layer.o(attended, lora), residual)
+            x = layer.down(silu_and_multiply(layer.gate_up(x, lora)), lora)
+        return self.lm_head(self.norm(x, residual), lora)
 
-    def _attention(
-        self, layer: DecoderLayer, x: torch.Tensor, batch: Batch, kv: LayerKv, lora: Lora | None
-    ) -> torch.Tensor:
+    def _attend(self, qkv: torch.Tensor, batch: Batch, kv: LayerKv) -> torch.Tensor:
+        """Store the new keys and values; what each row's heads see, [num_rows, heads * head_dim]."""
         config = self.config
-        heads = layer.qkv(x, lora).view(len(x), -1, config.head_dim)
+        heads = qkv.view(len(qkv), -1, config.head_dim)
         k_at, v_at = config.num_heads, config.num_heads + config.num_kv_heads
         q, k, v = heads[:, :k_at], heads[:, k_at:v_at], heads[:, v_at:]
-        q, k = self.rotary.rotate(q, batch.positions), self.rotary.rotate(k, batch.positions)
-        write_kv(k, v, kv.k, kv.v, batch.slot_mapping)
+        cos, sin = self.rotary.cos, self.rotary.sin
+        rotary_write_kv(q, k, v, cos, sin, batch.positions, kv.k, kv.v, batch.slot_mapping)
         attended = paged_attention(
             q,
             kv.k,
@@ -128,4 +135,4 @@ class Decoder:
             batch.context_lengths,
             scale=config.head_dim**-0.5,
         )
-        return layer.o(attended.flatten(1), lora)
+        return attended.flatten(1)

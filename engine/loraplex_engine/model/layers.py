@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from loraplex_engine.model.config import Rope
+from loraplex_kernels.linear import PackedWeight, linear
 from loraplex_kernels.lora import LoraSegments, LoraSlab, apply_lora
+from loraplex_kernels.norm import rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,13 @@ class Projection:
     """A linear map, fused from one or more of the checkpoint's, that adapters may change."""
 
     name: str
-    weight: torch.Tensor  # [out_features, in_features]
+    weight: PackedWeight
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, lora: Lora | None) -> torch.Tensor:
-        y = F.linear(x, self.weight, self.bias)
+        y = linear(x, self.weight)
+        if self.bias is not None:
+            y += self.bias
         if lora is not None and self.name in lora.slabs:
             apply_lora(y, x, lora.slabs[self.name], lora.segments)
         return y
@@ -37,12 +40,11 @@ class Projection:
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
     weight: torch.Tensor
-    eps: float
+    epsilon: float
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """With a residual, x is added to it in place, and the sum is what is normalised."""
+        return rms_norm(x, self.weight, self.epsilon, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +59,6 @@ class RotaryTable:
         frequencies = _inverse_frequencies(rope, head_dim)
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         return RotaryTable(angles.cos().to(device), angles.sin().to(device))
-
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, num_heads, head_dim]; the two halves of a head are the rotated pairs."""
-        cos, sin = self.cos[positions, None], self.sin[positions, None]
-        first, second = x.float().chunk(2, -1)
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-        return rotated.to(x.dtype)
-
-
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up
 
 
 def _inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

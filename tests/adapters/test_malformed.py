@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -282,6 +283,13 @@ def test_codes_are_unique_and_drawn_in_the_tree() -> None:
     assert len({c.code for c in leaves}) == len(leaves)
     assert all(f"{c.__name__} " in (errors.__doc__ or "") for c in leaves)
     assert all(c.code in (errors.__doc__ or "") for c in leaves)
+
+
+def test_every_code_is_documented_and_every_documented_code_exists() -> None:
+    page = Path(__file__).parents[2] / "deploy" / "docs" / "adapters.md"
+    documented = set(re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE))
+    classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    assert documented == {c.code for c in classes if not c.__subclasses__()}
 
 
 def test_every_leaf_of_the_weights_is_in_the_corpus() -> None:

@@ -7,7 +7,7 @@ visible. A version is validated whole before any other loses its slot to it.
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -71,6 +71,7 @@ class AdapterCache:
         dtype: torch.dtype,
         device: torch.device,
         host_bytes: int,
+        workers: Executor | None = None,
     ) -> None:
         num_rows = max(max_lora_rank, max_loras * min(max_lora_rank, ROWS_PER_SLOT))
         self._store = store
@@ -88,7 +89,7 @@ class AdapterCache:
         self._loads: dict[str, _Load] = {}
         self._ranks: dict[str, int] = {}  # of the versions read so far: tells whether one would fit
         self._totals = CacheStats()
-        self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="adapter-load")
+        self._workers = workers or ThreadPoolExecutor(NUM_WORKERS, "adapter-load")
 
     @property
     def slabs(self) -> Mapping[str, LoraSlab]:

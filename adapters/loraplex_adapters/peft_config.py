@@ -62,7 +62,6 @@ class LoraRules:
     rank_pattern: tuple[Pattern, ...]
     alpha_pattern: tuple[Pattern, ...]
     base_name: str | None
-    bias: str
     warnings: tuple[str, ...]
 
     def rank_of(self, module: str) -> int:
@@ -105,7 +104,6 @@ def parse_config(raw: bytes) -> LoraRules:
             for key, value in _patterns(config, "alpha_pattern")
         ),
         base_name=base_name if isinstance(base_name, str) else None,
-        bias=str(config.get("bias") or "none"),
         warnings=tuple(warnings),
     )
 

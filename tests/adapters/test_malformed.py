@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -284,6 +285,13 @@ def test_codes_are_unique_and_drawn_in_the_tree() -> None:
     assert all(c.code in (errors.__doc__ or "") for c in leaves)
 
 
+def test_every_code_is_documented_and_every_documented_code_exists() -> None:
+    page = Path(__file__).parents[2] / "deploy" / "docs" / "adapters.md"
+    documented = set(re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE))
+    classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    assert documented == {c.code for c in classes if not c.__subclasses__()}
+
+
 def test_every_leaf_of_the_weights_is_in_the_corpus() -> None:
     tested = {expected for _, expected in CORPUS.values()} | {errors.UnsupportedFeature}
     leaves = {
@@ -294,7 +302,7 @@ def test_every_leaf_of_the_weights_is_in_the_corpus() -> None:
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_spoiled_files_are_judged_without_surprise(data: st.DataObject, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -20,7 +19,7 @@ from loraplex_adapters.loader import AdapterWeights, Loader
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.peft_config import parse_config
 from loraplex_adapters.store import AdapterStore, StoredAdapter
-from loraplex_kernels.lora import apply_lora, build_segments
+from loraplex_kernels.lora import reference
 
 # PEFT asks transformers for a property that transformers renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
@@ -249,7 +248,7 @@ def test_lora_on_lm_head_is_served_where_the_engine_has_a_projection_for_it(
 
 
 def test_adapters_of_all_shapes_in_one_batch_add_pefts_deltas(tmp_path: Path) -> None:
-    """From PEFT's files through the store, the cache and the slabs to the kernel's output."""
+    """From PEFT's files through the store, the cache and the slabs to the kernels' definition."""
     names = ("rank 3", "rank pattern", "patterns and rslora", "only k", "one layer")
     expected = [save_peft(tmp_path / n, VARIANTS[n], seed=i) for i, n in enumerate(names)]
     store = AdapterStore(tmp_path / "store")
@@ -266,14 +265,12 @@ def test_adapters_of_all_shapes_in_one_batch_add_pefts_deltas(tmp_path: Path) ->
         assert time.monotonic() < deadline
         assert all(outcome.error is None for outcome in cache.poll())
     cache.close()
-    slots = [cache.slot_of(version) for version in versions]
-    segments = build_segments(np.array([*slots, -1], np.int32))
-    assert segments is not None
+    slots = torch.tensor([*(cache.slot_of(version) for version in versions), -1])
 
     for projection in projections():
         x = torch.randn(6, projection.in_features)
         y = torch.zeros(6, sum(projection.slice_widths))
-        apply_lora(y, x, cache.slabs[projection.name], segments)
+        y = reference.apply_lora(y, x, cache.slabs[projection.name], slots)
         widths = projection.slice_widths
         for token, deltas in enumerate([*expected, {}]):
             pieces = [

@@ -24,6 +24,7 @@ from loraplex_platform.supervision.base_model import (
     ModelNotPrepared,
     expected_folder,
     prepare,
+    served_name,
 )
 from loraplex_platform.supervision.child import ChildCannotStart
 from loraplex_platform.supervision.doctor import examine
@@ -131,16 +132,16 @@ def add_adapter(
         settings = load_settings()
         async with open_database() as database:
             owner = await TenantService(database, SystemClock()).get(tenant)
-            adapter = await catalogue(database, settings).add(
+            stored = await catalogue(database, settings).add(
                 owner.id,
                 name,
                 folder,
                 base_folder=expected_folder(settings),
                 max_rank=settings.max_lora_rank,
             )
-        for warning in adapter.manifest["warnings"]:
+        for warning in stored.report.warnings:
             typer.echo(f"warning: {warning}", err=True)
-        typer.echo(f"{adapter.name}  {adapter.version[:12]}  rank {adapter.rank}")
+        typer.echo(f"{name}  {stored.version[:12]}  rank {stored.report.rank}")
 
     run(work())
 
@@ -172,7 +173,8 @@ def remove_adapter(tenant: TenantOption, name: str) -> None:
 
 
 def catalogue(database: Database, settings: Settings) -> CatalogueService:
-    return CatalogueService(database, AdapterStore(settings.adapter_store), SystemClock())
+    store = AdapterStore(settings.adapter_store)
+    return CatalogueService(database, store, SystemClock(), base_id=served_name(settings))
 
 
 @tenants.command("create")

@@ -2,10 +2,12 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from openai import AuthenticationError
+from tests.adapters.folders import BASE, write_adapter, zeros_file
 from tests.platform_stand import Served
 from typer.testing import CliRunner, Result
 
@@ -77,13 +79,63 @@ def test_revoked_key_is_listed_as_revoked(settings: Settings) -> None:
     assert "revoked" in loraplex(settings.home, "keys", "list", "--tenant", "acme").stdout
 
 
-async def from_another_process(served: Served, settings: Settings, *args: str) -> str:
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base model's folder, as far as judging adapters needs it."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    shapes = {f"{name}.weight": tuple(shape)[::-1] for name, shape in BASE.modules.items()}
+    (folder / "model.safetensors").write_bytes(zeros_file(shapes))
+    return folder
+
+
+def with_base(home: Path, base: Path, *args: str) -> Result:
+    env = {"LORAPLEX_HOME": str(home), "LORAPLEX_MODEL": str(base)}
+    return CliRunner().invoke(app, list(args), env=env)
+
+
+def test_adapter_is_added_listed_and_removed(
+    settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    home, folder = settings.home, write_adapter(tmp_path / "lora")
+    with_base(home, base, "tenants", "create", "acme")
+    named = ("adapters", "add", "--tenant", "acme", "--name", "support", str(folder))
+    added = with_base(home, base, *named)
+    assert added.exit_code == 0
+    assert added.stdout.startswith("support  ")
+    again = with_base(home, base, *named)
+    assert (again.exit_code, again.stderr.count("\n")) == (1, 1)
+    listed = with_base(home, base, "adapters", "list", "--tenant", "acme")
+    assert listed.stdout.split()[:4] == ["support", added.stdout.split()[1], "rank", "4"]
+    removed = with_base(home, base, "adapters", "remove", "--tenant", "acme", "support")
+    assert removed.exit_code == 0
+    assert with_base(home, base, "adapters", "list", "--tenant", "acme").stdout == ""
+
+
+@pytest.mark.parametrize("name", ["base", "../x", "", "a b"])
+def test_adapter_cannot_take_a_bad_name_or_the_base_models(
+    settings: Settings, base: Path, tmp_path: Path, name: str
+) -> None:
+    home, folder = settings.home, write_adapter(tmp_path / "lora")
+    with_base(home, base, "tenants", "create", "acme")
+    named = ("adapters", "add", "--tenant", "acme", "--name", name, str(folder))
+    result = with_base(home, base, *named)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+
+
+async def from_another_process(settings: Settings, *args: str) -> str:
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "loraplex_platform",
         *args,
-        env={"PYTHONPATH": ":".join(sys.path), "LORAPLEX_HOME": str(settings.home)},
+        env={
+            "PYTHONPATH": ":".join(sys.path),
+            "LORAPLEX_HOME": str(settings.home),
+            "LORAPLEX_MODEL": settings.model or "",
+        },
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await child.communicate()
@@ -92,13 +144,18 @@ async def from_another_process(served: Served, settings: Settings, *args: str) -
 
 
 async def test_commands_take_effect_in_a_running_server_within_a_second(
-    served: Served, settings: Settings
+    served: Served, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
-    key = await from_another_process(served, settings, "keys", "create", "--tenant", "acme")
+    settings = replace(settings, model=str(base))
+    key = await from_another_process(settings, "keys", "create", "--tenant", "acme")
     await served.client(key).models.list()
     parsed = parse_key(key)
     assert parsed is not None
-    await from_another_process(served, settings, "keys", "revoke", parsed.id)
+    folder = write_adapter(tmp_path / "lora")
+    named = ("--tenant", "acme", "--name", "fresh", str(folder))
+    await from_another_process(settings, "adapters", "add", *named)
+    assert (await served.client(key).models.retrieve("fresh")).id == "fresh"
+    await from_another_process(settings, "keys", "revoke", parsed.id)
     await asyncio.sleep(1)
     with pytest.raises(AuthenticationError):
         await served.client(key).models.list()

@@ -2,34 +2,73 @@
 
 import ast
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
+from openai import AsyncOpenAI
+from sqlalchemy import NullPool, create_engine, inspect
+from tests.platform_stand import letter_engine, listening, seed
 
 import loraplex_platform
+from loraplex_platform.app import create_app
+from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database, sync_url
-from loraplex_platform.db.migrations import upgrade
+from loraplex_platform.db.migrations import downgrade, upgrade
+from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
-from loraplex_platform.models import Base, Tenant
+from loraplex_platform.models import Base, Tenant, UsageEvent
+from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.tenants.service import TenantService
 
 PACKAGE = Path(loraplex_platform.__file__).parent
 
 
-def test_migrations_make_what_the_models_say(migrated: Path) -> None:
-    engine = create_engine(sync_url(f"sqlite:///{migrated}"))
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind."""
+    if request.param == "postgres":
+        given: str = request.getfixturevalue("postgres_url")
+        return given
+    return f"sqlite:///{tmp_path / 'empty.sqlite3'}"
+
+
+def test_migrations_make_what_the_models_say_and_undo_it(url: str) -> None:
+    upgrade(url)
+    engine = create_engine(sync_url(url), poolclass=NullPool)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
-    engine.dispose()
+    downgrade(url)
+    assert inspect(engine).get_table_names() == ["alembic_version"]
 
 
-def test_upgrade_twice_changes_nothing(tmp_path: Path) -> None:
-    upgrade(f"sqlite:///{tmp_path / 'x.sqlite3'}")
-    upgrade(f"sqlite:///{tmp_path / 'x.sqlite3'}")
+def test_several_processes_may_migrate_at_once(url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(upgrade, [url] * 4))
+
+
+async def test_api_serves_and_meters_on_postgres(
+    postgres_url: str, settings: Settings, model: ServedModel
+) -> None:
+    upgrade(postgres_url)
+    there = replace(settings, database_url=postgres_url)
+    keys = await seed(there)
+    async with (
+        listening(create_app(there, letter_engine(), model)) as base_url,
+        AsyncOpenAI(base_url=f"{base_url}/v1", api_key=keys.acme) as client,
+    ):
+        answer = await client.chat.completions.create(
+            model="support", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+        )
+    database = Database(postgres_url)
+    async with database.reading() as session:
+        events = (await session.scalars(across_tenants(UsageEvent))).all()
+    await database.close()
+    assert [e.completion_tokens for e in events] == [answer.usage.completion_tokens] == [3]
 
 
 async def test_unit_of_work_rolls_back_when_its_body_fails(database: Database) -> None:

@@ -41,3 +41,10 @@ class AdapterRepository:
             Adapter.tenant_id == tenant_id, Adapter.removed_at.is_(None)
         )
         return (await self._session.scalars(statement.order_by(Adapter.name))).all()
+
+    async def is_version_used(self, version: str) -> bool:
+        """Whether any tenant has a name for it."""
+        living = across_tenants(Adapter).where(
+            Adapter.version == version, Adapter.removed_at.is_(None)
+        )
+        return await self._session.scalar(living.limit(1)) is not None

@@ -5,16 +5,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from loraplex_adapters.errors import AdapterError
+from loraplex_adapters.errors import AdapterError, NameTaken, UnknownName
 from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits
-from loraplex_adapters.store import AdapterStore
+from loraplex_adapters.store import AdapterStore, StoredAdapter
 from loraplex_platform.catalogue.models import Adapter
+from loraplex_platform.catalogue.registry import SqlRegistry
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
-from loraplex_platform.kit.ids import new_id
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}")
 
@@ -22,17 +22,22 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}")
 class CatalogueService:
     """What an operator may do with a tenant's adapters; running servers see it at once."""
 
-    def __init__(self, database: Database, store: AdapterStore, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, store: AdapterStore, clock: Clock, *, base_id: str
+    ) -> None:
+        self._base_id = base_id  # the base model's id, which no adapter can be called
         self._database = database
         self._store = store
-        self._clock = clock
+        self._registry = SqlRegistry(database, store.report, clock)
 
     async def add(
         self, tenant_id: str, name: str, folder: Path, *, base_folder: Path, max_rank: int
-    ) -> Adapter:
+    ) -> StoredAdapter:
         """Judge and store a PEFT folder, and give it a name that is free."""
         if not NAME.fullmatch(name):
             raise InvalidRequest(f"not an adapter name: {name!r}", param="name")
+        if name == self._base_id:
+            raise Conflict(f"{name!r} is the base model's name", param="name")
         try:
             stored = await asyncio.to_thread(
                 lambda: self._store.put(
@@ -43,24 +48,11 @@ class CatalogueService:
             )
         except AdapterError as error:
             raise InvalidRequest(f"{folder}: {error}", param="folder", code=error.code) from error
-        now = self._clock.now()
-        adapter = Adapter(
-            id=new_id("adp"),
-            tenant_id=tenant_id,
-            name=name,
-            version=stored.version,
-            rank=stored.report.rank,
-            num_bytes=stored.report.num_bytes,
-            manifest=stored.report.to_json(),
-            created_at=now,
-            updated_at=now,
-        )
-        async with self._database.unit_of_work() as session:
-            adapters = AdapterRepository(session)
-            if await adapters.living(tenant_id, name) is not None:
-                raise Conflict(f"there is an adapter {name!r} already", param="name")
-            await adapters.add(adapter)
-        return adapter
+        try:
+            await self._registry.add(tenant_id, name, stored.version)
+        except NameTaken as error:
+            raise Conflict(str(error), param="name") from error
+        return stored
 
     async def of_tenant(self, tenant_id: str) -> Sequence[Adapter]:
         async with self._database.reading() as session:
@@ -68,8 +60,7 @@ class CatalogueService:
 
     async def remove(self, tenant_id: str, name: str) -> None:
         """The name is free again; requests that run go on."""
-        async with self._database.unit_of_work() as session:
-            adapter = await AdapterRepository(session).living(tenant_id, name)
-            if adapter is None:
-                raise NotFound(f"there is no adapter {name!r}", param="name")
-            adapter.removed_at = self._clock.now()
+        try:
+            await self._registry.remove(tenant_id, name)
+        except UnknownName as error:
+            raise NotFound(str(error), param="name") from error

@@ -45,8 +45,8 @@ class Database:
             async_url(url), pool_size=pool_size, max_overflow=0, pool_timeout=pool_timeout_s
         )
         if self._engine.dialect.name == "sqlite":
-            event.listen(self._engine.sync_engine, "connect", _configure_sqlite)
-            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+            event.listen(self._engine.sync_engine, "connect", configure_sqlite)
+            event.listen(self._engine.sync_engine, "begin", begin_sqlite)
         reader = self._engine.execution_options(postgresql_readonly=True)
         self._write = async_sessionmaker(self._engine, expire_on_commit=False)
         self._read = async_sessionmaker(reader, expire_on_commit=False)
@@ -74,7 +74,7 @@ class Database:
         await self._engine.dispose()
 
 
-def _configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+def configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # we send BEGIN ourselves
     cursor = connection.cursor()
     for pragma in SQLITE_PRAGMAS:
@@ -82,7 +82,7 @@ def _configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> No
     cursor.close()
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def begin_sqlite(connection: Connection) -> None:
     # A transaction that reads first and writes later cannot wait for the lock: take it at once.
     reads = connection.get_execution_options().get("postgresql_readonly", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -64,7 +64,9 @@ class Seeder:
         clock = SystemClock()
         self._tenants = TenantService(database, clock)
         self._keys = KeyService(database, Secrets.load_or_create(settings.home), clock)
-        self._catalogue = CatalogueService(database, AdapterStore(settings.adapter_store), clock)
+        store = AdapterStore(settings.adapter_store)
+        base_id = served_name(settings)
+        self._catalogue = CatalogueService(database, store, clock, base_id=base_id)
 
     async def seed(self) -> dict[str, Access]:
         return {demo.tenant: await self._seed_tenant(demo) for demo in demo_tenants()}

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from sqlalchemy.exc import IntegrityError
+
 from loraplex_engine.messages import TIERS
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
@@ -32,11 +34,11 @@ class TenantService:
         )
         _apply(tenant, change or TenantChange())
         project = Project(id=new_id("proj"), tenant_id=tenant.id, name="default", created_at=now)
-        async with self._database.unit_of_work() as session:
-            tenants = TenantRepository(session)
-            if await tenants.named(name) is not None:
-                raise Conflict(f"there is a tenant {name!r} already", param="name")
-            await tenants.add(tenant, project)
+        try:
+            async with self._database.unit_of_work() as session:
+                await TenantRepository(session).add(tenant, project)
+        except IntegrityError as error:
+            raise Conflict(f"there is a tenant {name!r} already", param="name") from error
         return tenant
 
     async def list(self) -> Sequence[Tenant]:

@@ -1,12 +1,20 @@
 """The API: puts the services together and mounts the routes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
 from loraplex_engine.client import EngineClient
-from loraplex_platform.admission.limiter import AdmitAll, Limiter
+from loraplex_platform.admission.effective import EffectiveLimits
+from loraplex_platform.admission.gate import Gate
+from loraplex_platform.admission.history import UsageHistory
+from loraplex_platform.admission.limiter import Limiter
+from loraplex_platform.admission.metrics import LimiterMetrics
+from loraplex_platform.admission.rejections import RejectionLog
+from loraplex_platform.admission.stores import open_store
+from loraplex_platform.admission.tenant_limiter import TenantLimiter
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
@@ -35,12 +43,21 @@ def create_app(
     database = Database(settings.database, pool_size=settings.database_pool_size)
     secrets = Secrets.load_or_create(settings.home)
     metrics = Metrics(engine)
+    gate = Gate(open_store(settings.redis_url, settings.workers), UsageHistory(database, clock))
+    rejections = RejectionLog(database, clock)
+    tenant_limiter = TenantLimiter(
+        gate,
+        EffectiveLimits(database, clock),
+        rejections,
+        LimiterMetrics(metrics.registry, lambda: gate.is_degraded),
+        settings.claim_ttl_s,
+    )
     inference = InferenceService(
         settings=settings,
         engine=engine,
         model=model,
         database=database,
-        limiter=limiter or AdmitAll(),
+        limiter=limiter or tenant_limiter,
         metrics=metrics,
         secrets=secrets,
         clock=clock,
@@ -49,8 +66,12 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
+        writing = asyncio.create_task(rejections.run())
         yield
         await inference.tasks.drain()  # what was served is written down first
+        writing.cancel()
+        await rejections.flush()
+        await gate.close()
         await engine.close()
         await database.close()
 
@@ -61,6 +82,7 @@ def create_app(
     app.state.keys = KeyService(database, secrets, clock)
     app.state.models = ModelService(database, model, clock.now())
     app.state.inference = inference
+    app.state.gate = gate
     app.add_middleware(RequestContext, max_body_bytes=settings.max_body_bytes)
     install_error_handlers(app)
     app.include_router(probes.router)

@@ -27,11 +27,13 @@ class Settings:
     database_url: str | None = None  # None: SQLite in home
     database_pool_size: int = 5
     redis_url: str | None = None
+    workers: int = 1  # API processes
     region: str = "local"
     model: str | None = None  # folder or hub id; None: the demo model
     served_model_name: str | None = None  # the base model's id; None: its folder's name
     engine_address: str | None = None  # ipc://PATH or tcp://HOST:PORT; None: a socket in home
     engine_wait_s: float = 30.0  # how long a request waits for an engine that restarts
+    claim_ttl_s: float = 900.0  # when what a lost process reserved comes back
     max_body_bytes: int = 10 * 1024 * 1024
     log_level: str = "info"
     engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
@@ -41,6 +43,16 @@ class Settings:
             raise BadSetting("PORT", str(self.port), "a port number")
         if self.database_pool_size < 1:
             raise BadSetting("DATABASE_POOL_SIZE", str(self.database_pool_size), "at least 1")
+        if self.workers < 1:
+            raise BadSetting("WORKERS", str(self.workers), "at least 1")
+        if self.workers > 1 and self.redis_url is None:
+            raise BadSetting(
+                "WORKERS",
+                str(self.workers),
+                "1, or LORAPLEX_REDIS_URL: without it every process would admit the whole limit",
+            )
+        if self.claim_ttl_s <= 0:
+            raise BadSetting("CLAIM_TTL_S", str(self.claim_ttl_s), "a positive number")
         if self.log_level not in LOG_LEVELS:
             raise BadSetting("LOG_LEVEL", self.log_level, " or ".join(LOG_LEVELS))
 
@@ -72,8 +84,8 @@ TEXT = (
     "log_level",
 )
 PATHS = ("home", "cache")
-INTEGERS = ("port", "database_pool_size", "max_body_bytes")
-SECONDS = ("engine_wait_s",)
+INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes")
+SECONDS = ("engine_wait_s", "claim_ttl_s")
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:

@@ -44,6 +44,8 @@ SHAPES: dict[type[kit.PlatformError], HttpShape] = {
     kit.PlatformError: HttpShape(500, "server_error"),
 }
 
+LONGEST_RETRY_S = 60.0
+
 # pydantic's error types -> OpenAI's codes
 VALIDATION_CODES = {
     "missing": "missing_required_parameter",
@@ -77,15 +79,27 @@ def headers_of(error: kit.PlatformError) -> dict[str, str]:
     """Headers that steer the client: when to retry, or not to."""
     if isinstance(error, kit.InvalidApiKey):
         return {"www-authenticate": "Bearer"}
-    if isinstance(error, kit.QuotaExceeded | kit.Conflict):
+    if isinstance(error, kit.Conflict):
         return {"x-should-retry": "false"}  # the official client retries every 409 and 429
-    if isinstance(error, kit.RateLimited | kit.Overloaded) and error.retry_after_s is not None:
-        milliseconds = math.ceil(error.retry_after_s * 1000)
-        return {
-            "retry-after": str(math.ceil(error.retry_after_s)),
-            "retry-after-ms": str(milliseconds),
-        }
+    if isinstance(error, kit.RateLimited):
+        return error.headers | retry_headers(
+            error.retry_after_s, may_retry=not isinstance(error, kit.QuotaExceeded)
+        )
+    if isinstance(error, kit.Overloaded):
+        return retry_headers(error.retry_after_s)
     return {}
+
+
+def retry_headers(retry_after_s: float | None, *, may_retry: bool = True) -> dict[str, str]:
+    """When to come back; the official clients do not wait longer than LONGEST_RETRY_S."""
+    if retry_after_s is None:
+        return {"x-should-retry": "false"}
+    is_soon = may_retry and retry_after_s <= LONGEST_RETRY_S
+    return {
+        "retry-after": str(math.ceil(retry_after_s)),
+        "retry-after-ms": str(math.ceil(retry_after_s * 1000)),
+        "x-should-retry": "true" if is_soon else "false",
+    }
 
 
 def error_response(

@@ -1,9 +1,20 @@
 """Every table, so that `Base.metadata` is whole after importing this module."""
 
+from loraplex_platform.admission.models import LimitRule, RejectionCount, RejectionSamples
 from loraplex_platform.auth.models import ApiKey
 from loraplex_platform.catalogue.models import Adapter
 from loraplex_platform.db.base import Base
 from loraplex_platform.tenants.models import Project, Tenant
 from loraplex_platform.usage.models import UsageEvent
 
-__all__ = ["Adapter", "ApiKey", "Base", "Project", "Tenant", "UsageEvent"]
+__all__ = [
+    "Adapter",
+    "ApiKey",
+    "Base",
+    "LimitRule",
+    "Project",
+    "RejectionCount",
+    "RejectionSamples",
+    "Tenant",
+    "UsageEvent",
+]

@@ -5,7 +5,7 @@ from tests.platform.limit_stores import TENANT, concurrent, daily, monthly, requ
 
 from loraplex_platform.admission.estimator import Estimator
 from loraplex_platform.admission.gate import FIRST_OUTPUT_TOKENS, Gate
-from loraplex_platform.admission.headers import go_duration, limit_headers, retry_headers
+from loraplex_platform.admission.headers import go_duration, limit_headers
 from loraplex_platform.admission.limits import Claim, Limit, Need, Outcome, Rejection
 from loraplex_platform.admission.memory_store import MemoryStore
 from loraplex_platform.admission.store import StoreUnavailable
@@ -165,13 +165,3 @@ async def test_headers_tell_of_the_tightest_rate_of_each_unit() -> None:
         "x-ratelimit-remaining-tokens": "5990",
         "x-ratelimit-reset-tokens": "100ms",
     }
-
-
-def test_the_official_clients_are_told_when_to_retry_and_when_not_to() -> None:
-    assert retry_headers(0.25) == {
-        "retry-after": "1",
-        "retry-after-ms": "250",
-        "x-should-retry": "true",
-    }
-    assert retry_headers(3600)["x-should-retry"] == "false"
-    assert retry_headers(None) == {"x-should-retry": "false"}

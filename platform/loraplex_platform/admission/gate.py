@@ -39,6 +39,17 @@ class Gate:
         self._output_tokens = Estimator()  # by tenant and adapter
         self._held_s = Estimator()  # by tenant
 
+    @property
+    def is_degraded(self) -> bool:
+        return self._store.is_degraded
+
+    async def probe(self) -> None:
+        """Ask the store for nothing, so that `is_degraded` is true to the moment."""
+        await self._store.read("", ())
+
+    async def close(self) -> None:
+        await self._store.close()
+
     def estimate_output(self, tenant: str, adapter: str | None, max_tokens: int) -> int:
         """The tokens to reserve for an answer: what its like took so far, at most `max_tokens`."""
         learned = self._output_tokens.estimate((tenant, adapter))

@@ -1,11 +1,8 @@
 """Limits in a response's headers, exactly as OpenAI writes them."""
 
-import math
 from collections.abc import Sequence
 
 from loraplex_platform.admission.limits import Charge, Reading
-
-LONGEST_RETRY_S = 60.0  # the official clients do not wait longer by themselves
 
 
 def limit_headers(charges: Sequence[Charge], readings: Sequence[Reading]) -> dict[str, str]:
@@ -23,17 +20,6 @@ def limit_headers(charges: Sequence[Charge], readings: Sequence[Reading]) -> dic
             headers[f"x-ratelimit-remaining-{unit}"] = str(remaining)
             headers[f"x-ratelimit-reset-{unit}"] = go_duration(reset_ms)
     return headers
-
-
-def retry_headers(retry_after_s: float | None) -> dict[str, str]:
-    """When to come back; None: never with the same request."""
-    if retry_after_s is None:
-        return {"x-should-retry": "false"}
-    return {
-        "retry-after": str(math.ceil(retry_after_s)),
-        "retry-after-ms": str(math.ceil(retry_after_s * 1000)),
-        "x-should-retry": "true" if retry_after_s <= LONGEST_RETRY_S else "false",
-    }
 
 
 def go_duration(milliseconds: int) -> str:

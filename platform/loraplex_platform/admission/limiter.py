@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from loraplex_engine.messages import Tier
+from loraplex_platform.admission.limits import Claim
 from loraplex_platform.kit.principal import Principal
 
 
@@ -33,7 +34,9 @@ class Actual:
 class Reservation:
     """What the limiter granted; headers tell the client what is left."""
 
+    demand: Demand
     headers: Mapping[str, str] = field(default_factory=dict)
+    claim: Claim | None = None  # None: nothing limits this request
 
 
 class Limiter(Protocol):
@@ -43,7 +46,11 @@ class Limiter(Protocol):
         """Charge it all, or raise RateLimited with nothing consumed."""
         ...
 
-    async def settle(self, demand: Demand, actual: Actual | None) -> None:
+    async def started(self, reservation: Reservation) -> None:
+        """The request no longer waits: its first token is there."""
+        ...
+
+    async def settle(self, reservation: Reservation, actual: Actual | None) -> None:
         """Replace the estimate by what it took (None: nothing); idempotent by request id."""
         ...
 
@@ -52,7 +59,10 @@ class AdmitAll:
     """A limiter without limits."""
 
     async def reserve(self, demand: Demand) -> Reservation:
-        return Reservation()
+        return Reservation(demand)
 
-    async def settle(self, demand: Demand, actual: Actual | None) -> None:
+    async def started(self, reservation: Reservation) -> None:
+        return None
+
+    async def settle(self, reservation: Reservation, actual: Actual | None) -> None:
         return None

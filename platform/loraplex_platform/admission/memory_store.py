@@ -122,6 +122,10 @@ class MemoryStore:
         self._claims: dict[str, tuple[int, int]] = {}  # id -> reserved at, settle until
         self._until_sweep = SWEEP_EVERY
 
+    @property
+    def is_degraded(self) -> bool:
+        return False
+
     async def reserve(self, claim: Claim, ttl_s: float, *, now_ms: int | None = None) -> Outcome:
         now = wall_ms() if now_ms is None else now_ms
         self._sweep(now)

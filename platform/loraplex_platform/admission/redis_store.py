@@ -33,6 +33,10 @@ class RedisStore:
         self._redis = Redis(connection_pool=self._pool)
         self._turn = asyncio.Semaphore(max_connections)
 
+    @property
+    def is_degraded(self) -> bool:
+        return False
+
     async def reserve(self, claim: Claim, ttl_s: float, *, now_ms: int | None = None) -> Outcome:
         done, readings = await self._step("reserve", claim, {}, ttl_s, now_ms)
         return Outcome(done, readings)

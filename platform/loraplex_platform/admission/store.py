@@ -13,6 +13,11 @@ class StoreUnavailable(Exception):
 class LimitStore(Protocol):
     """Each call is one atomic step, in the store's own time unless a test passes `now_ms`."""
 
+    @property
+    def is_degraded(self) -> bool:
+        """Whether this process decides alone, because the shared store is away."""
+        ...
+
     async def reserve(self, claim: Claim, ttl_s: float, *, now_ms: int | None = None) -> Outcome:
         """Check all charges, then take all or none.
 

@@ -8,15 +8,22 @@ from loraplex_platform.admission.limiter import Actual, Demand, Limiter, Reserva
 class Ticket:
     """What admission reserved for one request."""
 
-    def __init__(self, limiter: Limiter, demand: Demand, reservation: Reservation) -> None:
+    def __init__(self, limiter: Limiter, reservation: Reservation) -> None:
         self._limiter = limiter
         self._reservation = reservation
         self._is_open = True
-        self.demand = demand
+
+    @property
+    def demand(self) -> Demand:
+        return self._reservation.demand
 
     @property
     def headers(self) -> Mapping[str, str]:
         return self._reservation.headers
+
+    async def started(self) -> None:
+        """The first token is there: the request no longer waits in a queue."""
+        await self._limiter.started(self._reservation)
 
     async def settle(self, actual: Actual) -> None:
         """The request ended and took this."""
@@ -30,9 +37,9 @@ class Ticket:
     async def _close(self, actual: Actual | None) -> None:
         assert self._is_open, "a ticket is settled or released once"
         self._is_open = False
-        await self._limiter.settle(self.demand, actual)
+        await self._limiter.settle(self._reservation, actual)
 
 
 async def admit(limiter: Limiter, demand: Demand) -> Ticket:
     """Raises RateLimited when a limit is reached."""
-    return Ticket(limiter, demand, await limiter.reserve(demand))
+    return Ticket(limiter, await limiter.reserve(demand))

@@ -17,6 +17,8 @@ PlatformError
 └── InternalError             a fault of ours
 """
 
+from collections.abc import Mapping
+
 
 class PlatformError(Exception):
     """The root; `code` is OpenAI's machine-readable code, `param` the field at fault."""
@@ -101,10 +103,12 @@ class RateLimited(PlatformError):
         retry_after_s: float | None = None,
         dimension: str = "requests",
         code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, code=code)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = retry_after_s  # None: waiting does not help
         self.dimension = dimension
+        self.headers = dict(headers or {})  # how full the limits are
 
 
 class QuotaExceeded(RateLimited):
@@ -112,8 +116,21 @@ class QuotaExceeded(RateLimited):
 
     code = "insufficient_quota"
 
-    def __init__(self, message: str | None = None, *, code: str | None = None) -> None:
-        super().__init__(message, dimension="insufficient_quota", code=code)
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            message,
+            retry_after_s=retry_after_s,
+            dimension="insufficient_quota",
+            code=code,
+            headers=headers,
+        )
 
 
 class Overloaded(PlatformError):

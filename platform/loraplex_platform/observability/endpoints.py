@@ -1,5 +1,7 @@
 """Probes: public, for orchestrators and Prometheus."""
 
+from typing import Protocol
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,6 +13,15 @@ from loraplex_platform.db.migrations import current_revision, head_revision
 from loraplex_platform.observability.metrics import Metrics
 
 router = APIRouter(include_in_schema=False)
+
+
+class Degradable(Protocol):
+    """Something that serves, if less well, without its remote half."""
+
+    @property
+    def is_degraded(self) -> bool: ...
+
+    async def probe(self) -> None: ...
 
 
 @router.get("/livez")
@@ -26,7 +37,11 @@ async def readyz(request: Request) -> JSONResponse:
     database, migrations = await _database_checks(request.app.state.database)
     checks = {"database": database, "migrations": migrations, "engine": _engine_check(engine)}
     is_ready = all(value == "ok" for value in checks.values())
-    body = {"status": "ok" if is_ready else "unavailable", "checks": checks}
+    gate: Degradable = request.app.state.gate
+    await gate.probe()
+    checks["limiter"] = "degraded" if gate.is_degraded else "ok"  # it serves, by local shares
+    status = ("degraded" if gate.is_degraded else "ok") if is_ready else "unavailable"
+    body = {"status": status, "checks": checks}
     return JSONResponse(body, 200 if is_ready else 503)
 
 

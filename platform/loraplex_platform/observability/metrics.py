@@ -44,7 +44,7 @@ class Metrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, engine: EngineClient) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         registry.register(EngineCollector(engine))
         by = ("tier", "outcome")
         self._requests = Counter("loraplex_requests", "Requests that ended.", by, registry=registry)
@@ -84,7 +84,7 @@ class Metrics:
                 histogram.labels(seen.tier, seen.outcome).observe(seconds)
 
     def exposition(self) -> bytes:
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class EngineCollector(Collector):

@@ -1,10 +1,10 @@
 """One request at work in the engine: it outlives its client, and is settled exactly once."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from loraplex_engine.client import EngineClient
 from loraplex_engine.errors import (
@@ -30,7 +30,14 @@ ENGINE_ERRORS: dict[ErrorCode, type[EngineError]] = {
     "unavailable": EngineUnavailable,
     "internal": EngineInternal,
 }
-Settle = Callable[[Tally, EngineError | None], Awaitable[None]]
+
+
+class Settle(Protocol):
+    """Told of a request's first token, once or more, and of its end, once."""
+
+    async def started(self) -> None: ...
+
+    async def __call__(self, tally: Tally, error: EngineError | None) -> None: ...
 
 
 class Piece(NamedTuple):
@@ -160,7 +167,10 @@ class Generation:
     async def _pump(self, index: int, request: Generate) -> None:
         async with aclosing(self._engine.generate(request)) as events:
             async for event in events:
+                waited = self._tally.first_token_s is None
                 self._tally.add(index, event, self._clock.monotonic())
+                if waited and self._tally.first_token_s is not None:
+                    self._tasks.spawn(self._settle.started())
                 if isinstance(event, Finished) and event.error is not None:
                     raise ENGINE_ERRORS[event.error](event.message)
                 self._pieces.put_nowait(Piece(index, event))

@@ -55,6 +55,10 @@ class Settlement:
         self._metrics = metrics
         self._clock = clock
 
+    async def started(self) -> None:
+        """The first token is there."""
+        await self._ticket.started()
+
     async def __call__(self, tally: Tally, error: EngineError | None) -> None:
         facts = self._facts(tally, error)
         try:

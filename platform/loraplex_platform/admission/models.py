@@ -1,0 +1,46 @@
+"""Limits as data, and what they turned away."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from loraplex_platform.db.base import Base, TenantOwned
+
+
+class LimitRule(TenantOwned, Base):
+    """At most `value` of a dimension for a tenant, or for one of its projects or keys."""
+
+    __tablename__ = "limit_rule"
+    __table_args__ = (Index("ix_limit_rule_tenant_id", "tenant_id"),)
+
+    level: Mapped[str] = mapped_column(primary_key=True)  # admission.limits.Level
+    subject: Mapped[str] = mapped_column(primary_key=True)  # the id of the tenant, project or key
+    dimension: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger)
+    strict: Mapped[bool]
+    updated_at: Mapped[datetime]
+
+
+class RejectionCount(TenantOwned, Base):
+    """How many requests of a key one limit turned away within one minute."""
+
+    __tablename__ = "rejection_count"
+    __table_args__ = (Index("ix_rejection_count_tenant_id_minute", "tenant_id", "minute"),)
+
+    minute: Mapped[datetime] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    reason: Mapped[str] = mapped_column(primary_key=True)
+    limit: Mapped[str] = mapped_column(primary_key=True)  # its name: dimension:level:subject
+    count: Mapped[int] = mapped_column(BigInteger)
+
+
+class RejectionSamples(TenantOwned, Base):
+    """The last rejections of a key, newest last: so that «why do I get 429?» has an answer."""
+
+    __tablename__ = "rejection_samples"
+    __table_args__ = (Index("ix_rejection_samples_tenant_id", "tenant_id"),)
+
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    samples: Mapped[list[dict[str, Any]]] = mapped_column(JSON)

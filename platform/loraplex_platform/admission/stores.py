@@ -1,0 +1,25 @@
+"""Which store the settings ask for."""
+
+from importlib import import_module
+
+from loraplex_platform.admission.guarded_store import GuardedStore
+from loraplex_platform.admission.memory_store import MemoryStore
+from loraplex_platform.admission.store import LimitStore
+
+
+class RedisNotInstalled(Exception):
+    """LORAPLEX_REDIS_URL is set, but the client is missing: pip install 'loraplex[production]'."""
+
+    def __init__(self) -> None:
+        super().__init__(self.__doc__)
+
+
+def open_store(redis_url: str | None, workers: int) -> LimitStore:
+    """This process's memory, or a shared Redis with a local stand-in."""
+    if redis_url is None:
+        return MemoryStore()
+    try:  # by name: the client belongs to an extra that the embedded default does not install
+        module = import_module("loraplex_platform.admission.redis_store")
+    except ModuleNotFoundError as error:
+        raise RedisNotInstalled from error
+    return GuardedStore(module.RedisStore(redis_url), workers)

@@ -1,0 +1,112 @@
+"""The limiter of the API: every request meets the limits of its key, project and tenant."""
+
+import time
+
+from loraplex_platform.admission.effective import EffectiveLimits
+from loraplex_platform.admission.gate import Gate
+from loraplex_platform.admission.headers import limit_headers
+from loraplex_platform.admission.limiter import Actual, Demand, Reservation
+from loraplex_platform.admission.limits import Need, Rejection
+from loraplex_platform.admission.metrics import LimiterMetrics
+from loraplex_platform.admission.rejections import RejectionLog
+from loraplex_platform.kit.errors import Overloaded, QuotaExceeded, RateLimited
+
+NOTHING = {"requests": 0, "tokens": 0}
+
+
+class TenantLimiter:
+    """Finds the limits, asks the gate, says no in OpenAI's words, and notes why."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        limits: EffectiveLimits,
+        rejections: RejectionLog,
+        metrics: LimiterMetrics,
+        claim_ttl_s: float,
+    ) -> None:
+        self._gate = gate
+        self._limits = limits
+        self._rejections = rejections
+        self._metrics = metrics
+        self._claim_ttl_s = claim_ttl_s
+
+    async def reserve(self, demand: Demand) -> Reservation:
+        """One round trip to the store; raises RateLimited, QuotaExceeded or Overloaded."""
+        limits = await self._limits.of(demand.principal)
+        if not limits:
+            return Reservation(demand)
+        started_s = time.perf_counter()
+        answer = await self._gate.admit(self._need(demand), limits)
+        self._metrics.took(time.perf_counter() - started_s)
+        if isinstance(answer, Rejection):
+            self._metrics.rejected(answer.limit.dimension.name, demand.tier)
+            self._rejections.add(demand.principal, demand.request_id, answer)
+            raise error_of(answer, demand.model)
+        headers = limit_headers(answer.charges, answer.readings)
+        return Reservation(demand, headers, answer)
+
+    async def started(self, reservation: Reservation) -> None:
+        if reservation.claim is not None:
+            await self._gate.release(reservation.claim, "queued")
+
+    async def settle(self, reservation: Reservation, actual: Actual | None) -> None:
+        demand, claim = reservation.demand, reservation.claim
+        if actual is not None and actual.completion_tokens:
+            self._gate.observe_output(
+                demand.principal.tenant_id, demand.model, actual.completion_tokens
+            )
+        if claim is None:
+            return
+        if actual is None:
+            await self._gate.settle(claim, NOTHING)
+            return
+        took = actual.prompt_tokens + actual.completion_tokens
+        await self._gate.settle(claim, {"tokens": took})
+        for limit, reserved in claim.charges:
+            if limit.dimension.unit == "tokens":
+                self._metrics.estimated(reserved, took)
+                break
+
+    def _need(self, demand: Demand) -> Need:
+        tenant = demand.principal.tenant_id
+        estimate = self._gate.estimate_output(tenant, demand.model, demand.max_tokens)
+        tokens = demand.prompt_tokens + estimate
+        return Need(
+            id=demand.request_id,
+            tenant=tenant,
+            amounts={"requests": 1, "running": 1, "queued": 1, "tokens": tokens},
+            ttl_s=self._claim_ttl_s,
+            estimates={"tokens": estimate},
+        )
+
+
+def error_of(rejection: Rejection, model: str) -> RateLimited | Overloaded:
+    """What a client is told: the limit, how full it is, and when to come back."""
+    limit, wait_s = rejection.limit, rejection.retry_after_s
+    what = limit.dimension.name.replace("_", " ")
+    if rejection.reason == "store_unavailable":
+        message = f"The limit on {what} of this {limit.level} cannot be checked at the moment."
+        return Overloaded(message, retry_after_s=wait_s or 1.0)
+    message = (
+        f"Rate limit reached for {model} on {what} of this {limit.level}: "
+        f"Limit {limit.value}, Used {rejection.used}, Requested {rejection.requested}."
+    )
+    headers = limit_headers(rejection.charges, rejection.readings)
+    if limit.dimension.code == "insufficient_quota":
+        return QuotaExceeded(message, retry_after_s=wait_s, headers=headers)
+    if rejection.reason == "too_large":
+        advice = " The request alone exceeds the limit: it must be smaller."
+    else:
+        advice = f" Please try again in {wait_s:g}s."
+    return RateLimited(
+        message + advice,
+        retry_after_s=wait_s,
+        dimension=type_of(limit.dimension.unit, limit.dimension.name),
+        headers=headers,
+    )
+
+
+def type_of(unit: str, dimension: str) -> str:
+    """OpenAI's error type for its own two dimensions, the dimension's name for ours."""
+    return unit if unit in ("requests", "tokens") else dimension

@@ -1,5 +1,6 @@
 """What end-to-end tests stand on: a tiny model with real weights, and `loraplex serve` as a process."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,8 +11,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from openai import OpenAI
 from safetensors.torch import save_file
 from tests.platform_stand import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from loraplex_engine.client import RemoteEngine
+from loraplex_platform.supervision.base_model import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("platform", "engine", "kernels", "adapters", "admin")
@@ -140,15 +144,41 @@ def readiness(port: int) -> int:
         return 0
 
 
+@asynccontextmanager
+async def engine_of(served: Served) -> AsyncIterator[RemoteEngine]:
+    """A bare client of the server's engine, connected."""
+    engine = RemoteEngine(f"ipc://{served.home / 'engine.sock'}")
+    await engine.start()
+    try:
+        while engine.stats is None:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.05)
+        yield engine
+    finally:
+        await engine.close()
+
+
 @contextmanager
-def serving(home: Path, model: Path, **settings: object) -> Iterator[Served]:
-    """`loraplex serve` until it is ready; afterwards it must end cleanly on Ctrl-C."""
+def serving(
+    home: Path, model: Path | None, *, installed: Path | None = None, **settings: object
+) -> Iterator[Served]:
+    """`loraplex serve` until it is ready; afterwards it must end cleanly on Ctrl-C.
+
+    Without a model it serves the demo's; `installed` is a `loraplex` command to run instead of
+    this checkout.
+    """
     port = free_port()
     log = home.with_suffix(".log")
-    env = environment(home, MODEL=model, PORT=port, **settings)
+    env = environment(home, PORT=port, **settings)
+    if model is not None:
+        env["LORAPLEX_MODEL"] = str(model)
+    command = [sys.executable, "-m", "loraplex_platform", "serve"]
+    if installed is not None:
+        command = [str(installed), "serve"]
+        del env["PYTHONPATH"]
     with log.open("wb") as out:
-        command = [sys.executable, "-m", "loraplex_platform", "serve"]
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=env, cwd=home.parent, stdout=out, stderr=subprocess.STDOUT
+        )
     try:
         until(
             lambda: b"Ready after" in log.read_bytes() or process.poll() is not None,
@@ -156,7 +186,7 @@ def serving(home: Path, model: Path, **settings: object) -> Iterator[Served]:
             "readiness",
         )
         assert process.poll() is None, log.read_text()
-        yield Served(home, port, model, log, process)
+        yield Served(home, port, model or Path(DEMO_MODEL), log, process)
         if process.poll() is None:  # a test may have killed it
             children = psutil.Process(process.pid).children()
             process.send_signal(signal.SIGINT)

@@ -1,13 +1,11 @@
 """The engine dies under load: the API stays, its probe tells the truth, usage is written once."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import openai
 import pytest
 from openai import AsyncOpenAI
-from tests.e2e.stand import Served, until
+from tests.e2e.stand import Served, engine_of, until
 
 from loraplex_engine.client import RemoteEngine
 from loraplex_engine.messages import EngineStats
@@ -25,16 +23,6 @@ LONG = {
 def client_of(served: Served) -> AsyncOpenAI:
     key = served.demo["tenants"]["acme"]["api_key"]
     return AsyncOpenAI(base_url=served.base_url, api_key=key, max_retries=0, timeout=120)
-
-
-@asynccontextmanager
-async def engine_of(served: Served) -> AsyncIterator[RemoteEngine]:
-    engine = RemoteEngine(f"ipc://{served.home / 'engine.sock'}")
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.close()
 
 
 async def idle(engine: RemoteEngine) -> EngineStats:

@@ -37,6 +37,7 @@ def configure_logging(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
+    logging.getLogger("alembic").setLevel(max(number, logging.WARNING))  # it greets on each probe
 
 
 def _without_control_characters(

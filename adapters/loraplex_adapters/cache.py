@@ -73,7 +73,8 @@ class AdapterCache:
         host_bytes: int,
         workers: Executor | None = None,
     ) -> None:
-        num_rows = max(max_lora_rank, max_loras * min(max_lora_rank, ROWS_PER_SLOT))
+        rows_per_slot = min(max_lora_rank, ROWS_PER_SLOT)
+        num_rows = max(max_lora_rank, max_loras * rows_per_slot) if max_loras else 0
         self._store = store
         self._loader = Loader(
             BaseModel.from_projections(None, projections),
@@ -123,6 +124,10 @@ class AdapterCache:
         if version in self._loads or version in self._slots.residents:
             return False
         return self._slots.fits(self._ranks.get(version))
+
+    def blockers(self, version: str) -> tuple[str, ...] | None:
+        """The fewest versions in use whose end would let this one load; None: not known yet."""
+        return self._slots.blockers(self._ranks.get(version, 1))
 
     def slot_of(self, version: str) -> int:
         return self._slots.residents[version].slot

@@ -30,8 +30,7 @@ class SlotTable:
     """
 
     def __init__(self, num_slots: int, num_rows: int, max_rank: int) -> None:
-        assert num_slots > 0
-        assert num_rows >= max_rank
+        assert not num_slots or num_rows >= max_rank
         self.num_slots = num_slots
         self.max_rank = max_rank
         self.rows = RowAllocator(num_rows)
@@ -52,6 +51,31 @@ class SlotTable:
         if not self.free_slots and not idle:
             return False
         return rank is None or self.rows.find(rank, without=idle) is not None
+
+    def blockers(self, rank: int) -> tuple[str, ...] | None:
+        """The fewest versions in use whose end would make room for this rank; None: not known yet.
+
+        Rows are consecutive, so a wide adapter may have to wait for several neighbours at once.
+        """
+        owners = {r.row_start: (v, r) for v, r in self.residents.items()}
+        ends = [start + length for start, length in self.rows.runs.items()]
+        best: tuple[str, ...] | None = None
+        for first in sorted({0, *ends}):  # a window further right overlaps no fewer runs
+            if first + rank > self.rows.num_rows:
+                continue
+            inside = [
+                owners.get(start)
+                for start, length in self.rows.runs.items()
+                if start < first + rank and start + length > first
+            ]
+            found = _users(inside)
+            if found is not None and (best is None or len(found) < len(best)):
+                best = found
+        if best == () and not self.fits(rank):  # rows enough, but no slot
+            in_use = (v for v, r in self.residents.items() if r.references and not r.is_pinned)
+            victim = next(in_use, None)
+            return None if victim is None else (victim,)
+        return best
 
     def acquire(self, version: str) -> None:
         assert self.is_usable(version)
@@ -181,3 +205,17 @@ class SlotTable:
             len(pinned) < self.num_slots
             and self.rows.find(self.max_rank, without=movable) is not None
         ) or not pinned
+
+
+def _users(inside: list[tuple[str, Resident] | None]) -> tuple[str, ...] | None:
+    """The versions in use among the owners of rows; None if one of them will not make way."""
+    users = []
+    for owner in inside:
+        if owner is None:  # a load in flight
+            return None
+        version, resident = owner
+        if resident.is_pinned or resident.is_promised:
+            return None
+        if resident.references:
+            users.append(version)
+    return tuple(users)

@@ -73,6 +73,22 @@ def test_wide_adapter_does_not_fit_beside_a_version_in_use() -> None:
     assert table.free_slots == [1]
 
 
+def test_wide_adapter_is_blocked_by_the_fewest_neighbours() -> None:
+    table = SlotTable(5, 20, MAX_RANK)
+    for version in ("a", "b", "c", "d"):
+        load(table, version, 4)
+        if version != "c":
+            table.acquire(version)
+    assert table.blockers(4) == ()
+    assert table.blockers(8) == ("b",)
+    assert table.blockers(9) == ("d",)
+    assert table.blockers(13) == ("b", "d")
+    table.release("b")
+    table.release("d")
+    assert load(table, "wide", 13)
+    assert table.is_usable("a")
+
+
 def test_pin_leaves_room_for_the_largest_adapter() -> None:
     table = SlotTable(3, 40, MAX_RANK)
     for version in ("a", "b", "c"):
@@ -100,6 +116,13 @@ def test_dropped_version_leaves_with_its_last_reference() -> None:
     table.release("a")
     assert table.free_slots == [0]
     assert not table.rows.runs
+
+
+def test_engine_without_slots_loads_nothing() -> None:
+    table = SlotTable(0, 0, MAX_RANK)
+    assert not table.fits(1)
+    assert table.promise() is None
+    table.check_integrity()
 
 
 def test_release_without_acquire_is_a_bug() -> None:
@@ -166,6 +189,18 @@ class SlotMachine(RuleBasedStateMachine):
         if self.references[version]:
             self.references[version] -= 1
             self.table.release(version)
+
+    @rule(rank=st.integers(1, MAX_RANK))
+    def make_room(self, rank: int) -> None:
+        """When the blockers have ended, the rank fits; and it did not as long as there were some."""
+        blockers = self.table.blockers(rank)
+        if blockers is None:
+            return
+        assert self.table.fits(rank) == (not blockers)
+        for version in blockers:
+            while self.references[version]:
+                self.release(version)
+        assert self.table.fits(rank)
 
     @rule(version=st.sampled_from(VERSIONS))
     def drop(self, version: str) -> None:

@@ -75,9 +75,9 @@ class Loader:
             ) from None
         with file:
             header = read_header(file, os.fstat(file.fileno()).st_size)
+            scales = _scales(header, version)
             self._check(header)
             tensors = self._read(file, header, version)
-        scales = json.loads(header.metadata[SCALES_KEY])
         return AdapterWeights(
             {
                 module: LoraFactors(
@@ -131,3 +131,15 @@ class Loader:
         if not bool(tensor.isfinite().all()):
             raise NonFiniteTensor(f"{info.name} is not finite as {self.dtype}", tensor=info.name)
         return tensor.pin_memory() if self.pin_memory else tensor
+
+
+def _scales(header: Header, version: str) -> dict[str, float]:
+    """Each module's scale; what names no scale for its tensors was not written by a store."""
+    try:
+        scales = json.loads(header.metadata.get(SCALES_KEY, "{}"))
+    except ValueError:
+        scales = {}
+    named = {f"{module}.{factor}.weight" for module in scales for factor in ("lora_A", "lora_B")}
+    if not named or named != {tensor.name for tensor in header.tensors}:
+        raise CorruptVersion("the file is not in the canonical form", version=version)
+    return {module: float(scale) for module, scale in scales.items()}

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.adapters.folders import BASE, CONFIG, Q, V, lora_tensors, projections, write_adapter
+from tests.adapters.folders import (
+    BASE,
+    CONFIG,
+    Q,
+    V,
+    float32_file,
+    lora_tensors,
+    projections,
+    write_adapter,
+)
 
 from loraplex_adapters.errors import (
     AdapterError,
@@ -93,6 +102,18 @@ def test_flipped_bit_on_disk_is_found(store: AdapterStore, version: str) -> None
         store.verify(version)
     with pytest.raises(CorruptVersion):
         LOADER.load(store.path(version), version)
+
+
+def test_foreign_file_under_its_own_hash_is_no_version(store: AdapterStore) -> None:
+    content = float32_file(lora_tensors(prefix=""))
+    version = hashlib.sha256(content).hexdigest()
+    folder = store.root / version[:2] / version
+    folder.mkdir(parents=True)
+    (folder / "adapter.safetensors").write_bytes(content)
+
+    store.verify(version)
+    with pytest.raises(CorruptVersion):
+        LOADER.load(folder, version)
 
 
 @pytest.mark.parametrize("length", [0, 7, 100, -4])

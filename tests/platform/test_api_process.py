@@ -1,5 +1,6 @@
 """An API process as production runs it: light, and silent about what it is told."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -7,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.platform_stand import Seeded, tiny_model
-
-from loraplex_platform.config import Settings
 
 SCRIPT = """
 import asyncio, json, sys
@@ -42,13 +41,21 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.fixture
-def served_chat(
-    settings: Settings, keys: Seeded, tmp_path: Path
-) -> subprocess.CompletedProcess[str]:
-    model = tiny_model(tmp_path / "tiny")
+@pytest.fixture(scope="module")
+def keys(home: Path, migrated: Path) -> Seeded:
+    return asyncio.run(seed(fresh_home(home, migrated)))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def served_chat(home: Path, keys: Seeded) -> subprocess.CompletedProcess[str]:
+    model = tiny_model(home / "tiny")
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(settings.home), str(model), keys.acme],
+        [sys.executable, "-c", SCRIPT, str(home), str(model), keys.acme],
         env={"PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,

@@ -3,18 +3,23 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import httpx2
 import pytest
 from fastapi import FastAPI
-from openai import APIError, InternalServerError
+from openai import APIError, BadRequestError, InternalServerError
 from tests.platform_stand import Seeded, Served, letter_engine, listening, usage_of
 
 from loraplex_engine.fake import FakeEngine
-from loraplex_engine.messages import Abort
+from loraplex_engine.messages import Abort, TenantShare
 from loraplex_platform.admission.limiter import Actual, AdmitAll, Demand, Reservation
+from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.errors import RateLimited
+from loraplex_platform.tenants.schemas import TenantChange
+from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage.facts import UsageFacts
+from loraplex_platform.usage.meter import Meter
 
 PROMPT_TOKENS = len("<user\nhello>\n<assistant\n")  # <, > stand for special tokens
 MakeApp = Callable[..., FastAPI]
@@ -245,3 +250,34 @@ async def post(app: FastAPI, key: str, body: dict[str, object]) -> httpx2.Respon
             content=json.dumps(body),
             headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
         )
+
+
+async def test_tenants_standing_goes_with_its_requests_within_a_second(served: Served) -> None:
+    database = served.app.state.database
+    await served.client().chat.completions.create(**CHAT, max_tokens=1)
+    change = TenantChange(weight=3.0, max_running=7, kv_share=0.25)
+    tenant = await TenantService(database, SystemClock()).set("acme", change)
+    await asyncio.sleep(1)
+    await served.client().chat.completions.create(**CHAT, max_tokens=1)
+    shares = [request.share for request in served.engine.requests]
+    assert shares == [TenantShare(tenant.id), TenantShare(tenant.id, 3.0, 7, 0.25)]
+
+
+@pytest.mark.parametrize(("best", "used"), [("standard", "default"), ("batch", "flex")])
+async def test_tier_is_never_above_the_tenants_best(served: Served, best: str, used: str) -> None:
+    service = TenantService(served.app.state.database, SystemClock())
+    await service.set("acme", TenantChange(max_tier=best))
+    answer = await served.client().chat.completions.create(**CHAT, max_tokens=1)
+    assert answer.service_tier == used
+    with pytest.raises(BadRequestError) as caught:
+        await served.client().chat.completions.create(**CHAT, service_tier="priority")
+    assert caught.value.param == "service_tier"
+
+
+async def test_facts_are_written_once_however_often(served: Served) -> None:
+    await served.client().chat.completions.create(**CHAT, max_tokens=1)
+    [event] = await usage_of(served.app)
+    names = {field.name for field in fields(UsageFacts)}
+    facts = UsageFacts(**{name: getattr(event, name) for name in names})
+    await Meter(served.app.state.database).record(facts)
+    assert len(await usage_of(served.app)) == 1

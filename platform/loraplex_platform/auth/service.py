@@ -18,10 +18,10 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidApiKey, InvalidRequest, NotFound
 from loraplex_platform.kit.principal import ALL_SCOPES, Principal
+from loraplex_platform.kit.recent import Recent
 from loraplex_platform.kit.secrets import Secrets
 
 CACHE_S = 1.0  # the longest a revoked key still works
-CACHE_SIZE = 10_000
 NO_DIGEST = "0" * 64
 
 
@@ -33,7 +33,6 @@ class KnownKey:
     digest: str
     pepper_id: str
     expires_at: datetime | None
-    read_at_s: float  # monotonic
 
 
 class KeyService:
@@ -43,7 +42,7 @@ class KeyService:
         self._database = database
         self._secrets = secrets
         self._clock = clock
-        self._cache: dict[str, KnownKey] = {}
+        self._recent: Recent[str, KnownKey] = Recent(clock, CACHE_S)
 
     async def create(
         self,
@@ -82,7 +81,7 @@ class KeyService:
             if row is None:
                 raise NotFound(f"there is no key {key_id!r}", param="id")
             row.revoked_at = row.revoked_at or self._clock.now()
-        self._cache.pop(key_id, None)
+        self._recent.drop(key_id)
         return row
 
     async def of_tenant(self, tenant_id: str) -> Sequence[ApiKey]:
@@ -106,13 +105,11 @@ class KeyService:
         return known.principal
 
     async def _known(self, key_id: str) -> KnownKey | None:
-        now_s = self._clock.monotonic()
-        known = self._cache.get(key_id)
-        if known is not None and now_s - known.read_at_s < CACHE_S:
+        known = self._recent.get(key_id)
+        if known is not None:
             return known
         async with self._database.reading() as session:
             row = await KeyRepository(session).get(key_id)
-        self._cache.pop(key_id, None)
         if row is None or row.revoked_at is not None:
             return None
         known = KnownKey(
@@ -120,9 +117,6 @@ class KeyService:
             row.digest,
             row.pepper_id,
             row.expires_at,
-            now_s,
         )
-        while len(self._cache) >= CACHE_SIZE:
-            del self._cache[next(iter(self._cache))]  # the oldest
-        self._cache[key_id] = known
+        self._recent.put(key_id, known)
         return known

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from loraplex_engine.client import EngineClient
-from loraplex_engine.messages import TIERS, Generate, Hello, SamplingParams, TenantShare, Tier
+from loraplex_engine.messages import Generate, Hello, SamplingParams, Tier
 from loraplex_platform.admission.limiter import Demand, Limiter
 from loraplex_platform.admission.ticket import Ticket, admit
-from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from loraplex_platform.kit.errors import ContextLengthExceeded, InvalidRequest
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.kit.secrets import Secrets
@@ -22,23 +21,15 @@ from loraplex_platform.kit.tasks import Tasks
 from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.answers import ChatAnswer, CompletionAnswer, Head, Shape
 from loraplex_platform.openai.generation import Generation, hello_of
-from loraplex_platform.openai.parameters import Parameters, ServiceTier
 from loraplex_platform.openai.reply import Reply
+from loraplex_platform.openai.resolver import Resolver, Target
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Prompt
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.settlement import Circumstances, Endpoint, Settlement
 from loraplex_platform.openai.tally import Tally
-from loraplex_platform.tenants.models import Tenant
-from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.meter import Meter
 
 CACHE_SCOPE_LABEL = "loraplex cache scope"
-TIER_OF: dict[ServiceTier, Tier] = {
-    "flex": "batch",
-    "default": "standard",
-    "priority": "interactive",
-    "fast": "interactive",
-}
 SERVICE_TIER_OF: dict[Tier, str] = {
     "batch": "flex",
     "standard": "default",
@@ -54,15 +45,6 @@ class Caller:
     request_id: str
     client_request_id: str | None = None
     job_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a request resolves to within its tenant."""
-
-    adapter_version: str | None
-    tier: Tier
-    share: TenantShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +86,17 @@ class InferenceService:
         self._settings = settings
         self._engine = engine
         self._model = model
-        self._database = database
         self._limiter = limiter
         self._metrics = metrics
         self._meter = Meter(database)
         self._clock = clock
         self._scope_key = secrets.derive(CACHE_SCOPE_LABEL)
+        self._resolver = Resolver(database, model.id, clock)
         self.tasks = Tasks()
 
     async def chat(self, caller: Caller, request: ChatRequest) -> Reply:
         """Starts the answer to a conversation, or raises what is wrong with the request."""
-        target = await self._resolve(caller.principal, request)
+        target = await self._resolver.resolve(caller.principal, request)
         turns = request.turns()
 
         def encode() -> list[tuple[int, ...]]:
@@ -126,7 +108,7 @@ class InferenceService:
 
     async def complete(self, caller: Caller, request: CompletionRequest) -> Reply:
         """Starts the continuation of one or several prompts."""
-        target = await self._resolve(caller.principal, request)
+        target = await self._resolver.resolve(caller.principal, request)
         given = request.prompts(self._model.vocab_size)
         prompts = await asyncio.to_thread(lambda: [self._token_ids(prompt) for prompt in given])
         order = await self._order(caller, "/v1/completions", request, target, prompts)
@@ -136,19 +118,6 @@ class InferenceService:
         if isinstance(prompt, tuple):
             return prompt
         return self._model.encode(prompt, add_special_tokens=True)
-
-    async def _resolve(self, principal: Principal, request: Parameters) -> Target:
-        """The adapter version behind a name; other tenants' names do not exist."""
-        async with self._database.reading() as session:
-            tenant = await TenantRepository(session).own(principal)
-            version = None
-            if request.model != self._model.id:
-                adapter = await AdapterRepository(session).named(principal, request.model)
-                if adapter is None:
-                    raise ModelNotFound(request.model)
-                version = adapter.version
-        share = TenantShare(tenant.id, tenant.weight, tenant.max_running, tenant.kv_share)
-        return Target(version, _tier_of(request.service_tier, tenant), share)
 
     async def _order(
         self,
@@ -273,16 +242,3 @@ def _max_tokens(limit: int | None, prompts: list[tuple[int, ...]], hello: Hello,
             param=param,
         )
     return limit or room
-
-
-def _tier_of(asked: ServiceTier | None, tenant: Tenant) -> Tier:
-    """The tier to use: never above the tenant's best one."""
-    best = TIERS.index(tenant.max_tier)
-    if asked is None or asked == "auto":
-        return TIERS[max(best, TIERS.index("standard"))]
-    tier = TIER_OF[asked]
-    if TIERS.index(tier) < best:
-        raise InvalidRequest(
-            f"The service tier '{asked}' is not available to you.", param="service_tier"
-        )
-    return tier

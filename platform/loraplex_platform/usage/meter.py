@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import asdict
 
 import structlog
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from loraplex_platform.db.database import Database
 from loraplex_platform.usage.facts import UsageFacts
@@ -25,12 +25,17 @@ class Meter:
         """One transaction; writing the same request again changes nothing."""
         for pause_s in RETRY_S:
             try:
-                return await self._write(facts)
+                return await self._write_once(facts)
             except OperationalError:
                 log.warning("usage_write_delayed", usage_request_id=facts.request_id)
                 await asyncio.sleep(pause_s)
-        await self._write(facts)
+        await self._write_once(facts)
 
-    async def _write(self, facts: UsageFacts) -> None:
-        async with self._database.unit_of_work() as session:
-            await UsageRepository(session).add_once(UsageEvent(**asdict(facts)))
+    async def _write_once(self, facts: UsageFacts) -> None:
+        try:
+            async with self._database.unit_of_work() as session:
+                await UsageRepository(session).add(UsageEvent(**asdict(facts)))
+        except IntegrityError:
+            async with self._database.reading() as session:
+                if not await UsageRepository(session).exists(facts.request_id):
+                    raise

@@ -13,12 +13,13 @@ class UsageRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def add_once(self, event: UsageEvent) -> None:
-        """Does nothing when the request's event is there already."""
-        there = across_tenants(UsageEvent).where(UsageEvent.request_id == event.request_id)
-        if await self._session.scalar(there) is None:
-            self._session.add(event)
-            await self._session.flush()
+    async def add(self, event: UsageEvent) -> None:
+        self._session.add(event)
+        await self._session.flush()
+
+    async def exists(self, request_id: str) -> bool:
+        there = across_tenants(UsageEvent).where(UsageEvent.request_id == request_id)
+        return await self._session.scalar(there) is not None
 
     async def tokens_since(
         self, tenant_id: str, since: datetime, *, project_id: str | None, key_id: str | None

@@ -1,0 +1,82 @@
+"""What a request's `model` and `service_tier` mean within its tenant."""
+
+from dataclasses import dataclass
+
+from loraplex_engine.messages import TIERS, TenantShare, Tier
+from loraplex_platform.catalogue.repository import AdapterRepository
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import InvalidRequest, ModelNotFound
+from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.recent import Recent
+from loraplex_platform.openai.parameters import Parameters, ServiceTier
+from loraplex_platform.tenants.repository import TenantRepository
+
+KNOWN_S = 0.5  # how long a tenant's change may go unseen: commands promise a second
+TIER_OF: dict[ServiceTier, Tier] = {
+    "flex": "batch",
+    "default": "standard",
+    "priority": "interactive",
+    "fast": "interactive",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the database says of a tenant and a name of its own."""
+
+    adapter_version: str | None
+    max_tier: str
+    share: TenantShare
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request resolves to within its tenant."""
+
+    adapter_version: str | None
+    tier: Tier
+    share: TenantShare
+
+
+class Resolver:
+    """Reads the database at most once in KNOWN_S for each tenant and name."""
+
+    def __init__(self, database: Database, base_id: str, clock: Clock) -> None:
+        self._database = database
+        self._base_id = base_id
+        self._known: Recent[tuple[str, str], Known] = Recent(clock, KNOWN_S)
+
+    async def resolve(self, principal: Principal, request: Parameters) -> Target:
+        """The adapter version behind a name; other tenants' names do not exist."""
+        known = self._known.get((principal.tenant_id, request.model))
+        if known is None:
+            known = await self._look_up(principal, request.model)
+            self._known.put((principal.tenant_id, request.model), known)
+        tier = _tier_of(request.service_tier, known.max_tier)
+        return Target(known.adapter_version, tier, known.share)
+
+    async def _look_up(self, principal: Principal, model: str) -> Known:
+        async with self._database.reading() as session:
+            tenant = await TenantRepository(session).own(principal)
+            version = None
+            if model != self._base_id:
+                adapter = await AdapterRepository(session).named(principal, model)
+                if adapter is None:
+                    raise ModelNotFound(model)
+                version = adapter.version
+        share = TenantShare(tenant.id, tenant.weight, tenant.max_running, tenant.kv_share)
+        return Known(version, tenant.max_tier, share)
+
+
+def _tier_of(asked: ServiceTier | None, max_tier: str) -> Tier:
+    """The tier to use: never above the tenant's best one."""
+    best = TIERS.index(max_tier)
+    if asked is None or asked == "auto":
+        return TIERS[max(best, TIERS.index("standard"))]
+    tier = TIER_OF[asked]
+    if TIERS.index(tier) < best:
+        raise InvalidRequest(
+            f"The service tier '{asked}' is not available to you.", param="service_tier"
+        )
+    return tier

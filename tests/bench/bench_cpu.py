@@ -22,7 +22,6 @@ from workload import Request, System, Timeline, load
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
-FIRST = 16  # requests that every system serves
 THREADS = 2
 SYSTEMS = ("loraplex", "peft-one-at-a-time", "peft-mixed-batch")
 Row = dict[str, str | float | None]
@@ -157,7 +156,7 @@ def compare(args: argparse.Namespace) -> None:
     from random_adapters import make_adapters  # noqa: PLC0415  (loads torch)
 
     make_adapters(args.model, args.adapters)
-    first = [f"{name}:{FIRST}" for name in args.peers]
+    first = [f"{name}:{args.first}" for name in args.peers]
     rows = child(args, SYSTEMS[0], [*first, *args.workloads])
     for name in SYSTEMS[1:]:
         rows += child(args, name, first)
@@ -165,7 +164,9 @@ def compare(args: argparse.Namespace) -> None:
     write(rows)
     for row in rows:
         if row["loraplex_ratio"] is not None:
-            print(f"{row['workload']}, first {FIRST}: {row['loraplex_ratio']} × {row['system']}")
+            print(
+                f"{row['workload']}, first {args.first}: {row['loraplex_ratio']} × {row['system']}"
+            )
     print(f"wrote {OUT / 'bench_cpu.csv'} and bench_cpu.png")
 
 
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=Path, default=OUT / "bench-adapters")
     parser.add_argument("--workloads", nargs="+", default=["w0", "w1", "w3"])
     parser.add_argument("--peers", nargs="+", default=["w1"], help="workloads for the peers, too")
+    parser.add_argument("--first", type=int, default=16, help="requests that every system serves")
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.system:

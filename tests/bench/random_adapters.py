@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -9,43 +10,61 @@ from safetensors.torch import save_file
 
 NUM_ADAPTERS = 16
 SEED = 1000
+SCALE = 2
 RELATIVE_NORM = 0.08  # of scale * B A against the weight it is added to
+WEIGHTS = "adapter_model.safetensors"
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Module(NamedTuple):
+    path: str
+    out_features: int
+    in_features: int
+    norm: float
 
 
 def make_adapters(model_folder: Path, folder: Path) -> None:
     """Write those that are missing, each named by its number."""
-    for index in range(NUM_ADAPTERS):
-        target = folder / f"a{index:02d}"
-        if not (target / "adapter_model.safetensors").exists():
-            _make(model_folder, target, rank=16 if index % 2 else 8, seed=SEED + index)
+    folders = [folder / f"a{index:02d}" for index in range(NUM_ADAPTERS)]
+    missing = [target for target in folders if not (target / WEIGHTS).exists()]
+    modules = _modules(model_folder) if missing else []
+    for target in missing:
+        index = int(target.name[1:])
+        _make(modules, target, rank=16 if index % 2 else 8, seed=SEED + index)
 
 
-def _make(model_folder: Path, target: Path, rank: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
+def _modules(model_folder: Path) -> list[Module]:
+    found = []
     with safe_open(model_folder / "model.safetensors", "pt") as model:
         for key in sorted(model.keys()):
             path = key.removesuffix(".weight")
-            if path.rpartition(".")[2] not in TARGETS:
-                continue
-            weight = model.get_tensor(key).float()
-            a = torch.randn(rank, weight.shape[1], generator=generator) / weight.shape[1] ** 0.5
-            b = torch.randn(weight.shape[0], rank, generator=generator)
-            b *= RELATIVE_NORM * weight.norm() / (2.0 * (b @ a)).norm()
-            prefix = f"base_model.model.{path}"
-            tensors[f"{prefix}.lora_A.weight"] = a.to(torch.bfloat16)
-            tensors[f"{prefix}.lora_B.weight"] = b.to(torch.bfloat16)
+            if path.rpartition(".")[2] in TARGETS:
+                weight = model.get_tensor(key).float()
+                found.append(Module(path, *weight.shape, weight.norm().item()))
+    return found
+
+
+def _make(modules: list[Module], target: Path, rank: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module in modules:
+        a = torch.randn(rank, module.in_features, generator=generator) / module.in_features**0.5
+        b = torch.randn(module.out_features, rank, generator=generator)
+        norm = ((b.T @ b) * (a @ a.T)).sum().sqrt()  # of B A
+        b *= RELATIVE_NORM * module.norm / (SCALE * norm)
+        prefix = f"base_model.model.{module.path}"
+        tensors[f"{prefix}.lora_A.weight"] = a.to(torch.bfloat16)
+        tensors[f"{prefix}.lora_B.weight"] = b.to(torch.bfloat16)
     target.mkdir(parents=True, exist_ok=True)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct",
         "r": rank,
-        "lora_alpha": 2 * rank,
+        "lora_alpha": SCALE * rank,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": TARGETS,
     }
     (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})

@@ -83,6 +83,7 @@ def create_app(
     app.state.models = ModelService(database, model, clock.now())
     app.state.inference = inference
     app.state.gate = gate
+    app.state.rejections = rejections
     app.add_middleware(RequestContext, max_body_bytes=settings.max_body_bytes)
     install_error_handlers(app)
     app.include_router(probes.router)

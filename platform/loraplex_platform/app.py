@@ -43,7 +43,10 @@ def create_app(
     database = Database(settings.database, pool_size=settings.database_pool_size)
     secrets = Secrets.load_or_create(settings.home)
     metrics = Metrics(engine)
-    gate = Gate(open_store(settings.redis_url, settings.workers), UsageHistory(database, clock))
+    gate = Gate(
+        open_store(settings.redis_url, settings.redis_timeout_s, settings.workers),
+        UsageHistory(database, clock),
+    )
     rejections = RejectionLog(database, clock)
     tenant_limiter = TenantLimiter(
         gate,
@@ -83,6 +86,7 @@ def create_app(
     app.state.models = ModelService(database, model, clock.now())
     app.state.inference = inference
     app.state.gate = gate
+    app.state.rejections = rejections
     app.add_middleware(RequestContext, max_body_bytes=settings.max_body_bytes)
     install_error_handlers(app)
     app.include_router(probes.router)

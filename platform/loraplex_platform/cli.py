@@ -1,35 +1,29 @@
 """The command line: a thin list of commands, and the composition root."""
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from loraplex_adapters.store import AdapterStore
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.service import CatalogueService
-from loraplex_platform.config import BadSetting, Settings, load_settings
+from loraplex_platform.cli_limits import limits
+from loraplex_platform.command import TenantOption, open_database, run
+from loraplex_platform.config import Settings, load_settings
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import SystemClock
-from loraplex_platform.kit.errors import PlatformError
-from loraplex_platform.kit.secrets import BadSecretFile, Secrets
+from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.observability.logging import configure_logging
 from loraplex_platform.supervision.base_model import (
     DEMO_MODEL,
-    ModelNotPrepared,
     expected_folder,
     prepare,
     served_name,
 )
-from loraplex_platform.supervision.child import ChildCannotStart
 from loraplex_platform.supervision.doctor import examine
-from loraplex_platform.supervision.processes import PortTaken
-from loraplex_platform.supervision.serve import HomeInUse, serve
+from loraplex_platform.supervision.serve import serve
 from loraplex_platform.tenants.schemas import TenantChange
 from loraplex_platform.tenants.service import TenantService
 
@@ -42,38 +36,11 @@ app.add_typer(tenants, name="tenants")
 app.add_typer(keys, name="keys")
 app.add_typer(adapters, name="adapters")
 app.add_typer(models, name="models")
+app.add_typer(limits, name="limits")
 
-Result = TypeVar("Result")
-SERVE_ERRORS = (ChildCannotStart, HomeInUse, ModelNotPrepared, PortTaken)
 ModelOption = Annotated[
     str | None, typer.Option(help="A Hugging Face folder or hub id; the demo model when absent.")
 ]
-TenantOption = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
-
-
-@asynccontextmanager
-async def open_database() -> AsyncIterator[Database]:
-    """The configured database, migrated."""
-    settings = load_settings()
-    settings.home.mkdir(parents=True, exist_ok=True)
-    await asyncio.to_thread(upgrade, settings.database)
-    database = Database(settings.database)
-    try:
-        yield database
-    finally:
-        await database.close()
-
-
-def run(work: Coroutine[None, None, Result]) -> Result:
-    """Run a command's body; what an operator did wrong is one line, not a traceback."""
-    try:
-        return asyncio.run(work)
-    except PlatformError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        raise typer.Exit(1) from error
-    except (BadSetting, BadSecretFile, *SERVE_ERRORS) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 @app.command("serve")

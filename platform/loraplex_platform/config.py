@@ -27,6 +27,7 @@ class Settings:
     database_url: str | None = None  # None: SQLite in home
     database_pool_size: int = 5
     redis_url: str | None = None
+    redis_timeout_s: float = 0.1  # then a request goes on without it
     workers: int = 1  # API processes
     region: str = "local"
     model: str | None = None  # folder or hub id; None: the demo model
@@ -51,8 +52,9 @@ class Settings:
                 str(self.workers),
                 "1, or LORAPLEX_REDIS_URL: without it every process would admit the whole limit",
             )
-        if self.claim_ttl_s <= 0:
-            raise BadSetting("CLAIM_TTL_S", str(self.claim_ttl_s), "a positive number")
+        for name in ("redis_timeout_s", "claim_ttl_s"):
+            if getattr(self, name) <= 0:
+                raise BadSetting(name.upper(), str(getattr(self, name)), "a positive number")
         if self.log_level not in LOG_LEVELS:
             raise BadSetting("LOG_LEVEL", self.log_level, " or ".join(LOG_LEVELS))
 
@@ -85,7 +87,7 @@ TEXT = (
 )
 PATHS = ("home", "cache")
 INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes")
-SECONDS = ("engine_wait_s", "claim_ttl_s")
+SECONDS = ("engine_wait_s", "redis_timeout_s", "claim_ttl_s")
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:

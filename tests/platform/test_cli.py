@@ -38,6 +38,25 @@ def test_tenant_settings_are_shown_after_set(settings: Settings) -> None:
     assert listed[-2:] == ["2.5", "standard"]
 
 
+def test_limits_are_listed_until_they_are_removed(settings: Settings) -> None:
+    home, acme = settings.home, ("--tenant", "acme")
+    loraplex(home, "tenants", "create", "acme")
+    key = parse_key(loraplex(home, "keys", "create", *acme).stdout.strip())
+    assert key is not None
+    loraplex(home, "limits", "set", "requests_per_minute", "60", *acme)
+    loraplex(home, "limits", "set", "tokens_per_day", "1000", *acme, "--project", "--strict")
+    loraplex(home, "limits", "set", "concurrent_requests", "2", *acme, "--key", key.id)
+    loraplex(home, "limits", "set", "requests_per_minute", "90", *acme)
+    listed = [line.split() for line in loraplex(home, "limits", "list", *acme).stdout.splitlines()]
+    assert [(line[0], *line[2:]) for line in listed] == [
+        ("key", "concurrent_requests", "2"),
+        ("project", "tokens_per_day", "1000", "strict"),
+        ("tenant", "requests_per_minute", "90"),
+    ]
+    assert loraplex(home, "limits", "remove", "requests_per_minute", *acme).exit_code == 0
+    assert len(loraplex(home, "limits", "list", *acme).stdout.splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -49,6 +68,10 @@ def test_tenant_settings_are_shown_after_set(settings: Settings) -> None:
         ("tenants", "set", "acme", "--max-tier", "gold"),
         ("keys", "create", "--tenant", "nobody"),
         ("keys", "revoke", "nothing"),
+        ("limits", "set", "requests_per_minute", "5", "--tenant", "nobody"),
+        ("limits", "set", "requests_per_hour", "5", "--tenant", "acme"),
+        ("limits", "set", "requests_per_minute", str(2**60), "--tenant", "acme"),
+        ("limits", "set", "requests_per_minute", "5", "--tenant", "acme", "--key", "nothing"),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_1(settings: Settings, args: tuple[str, ...]) -> None:

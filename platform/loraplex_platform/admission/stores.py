@@ -14,7 +14,7 @@ class RedisNotInstalled(Exception):
         super().__init__(self.__doc__)
 
 
-def open_store(redis_url: str | None, workers: int) -> LimitStore:
+def open_store(redis_url: str | None, timeout_s: float, workers: int) -> LimitStore:
     """This process's memory, or a shared Redis with a local stand-in."""
     if redis_url is None:
         return MemoryStore()
@@ -22,4 +22,4 @@ def open_store(redis_url: str | None, workers: int) -> LimitStore:
         module = import_module("loraplex_platform.admission.redis_store")
     except ModuleNotFoundError as error:
         raise RedisNotInstalled from error
-    return GuardedStore(module.RedisStore(redis_url), workers)
+    return GuardedStore(module.RedisStore(redis_url, timeout_s), workers)

@@ -1,0 +1,166 @@
+"""API processes that count together in one Redis, and what they do when it goes away."""
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from tests.platform.limit_stores import TENANT, claim, concurrent
+from tests.platform.test_limits_api import ASK, limits_of, statuses, subject_of
+from tests.platform_stand import Seeded, listening
+from tests.services import RedisServer, running_redis
+
+from loraplex_engine.fake import FakeEngine
+from loraplex_platform.admission.limits import Charge
+from loraplex_platform.admission.redis_store import RedisStore
+from loraplex_platform.app import create_app
+from loraplex_platform.config import Settings
+from loraplex_platform.openai.served_model import ServedModel
+
+ROOT = Path(__file__).parents[2]
+HOLDER = """
+    import asyncio, sys
+    from tests.platform.limit_stores import claim, concurrent
+    from loraplex_platform.admission.redis_store import RedisStore
+
+    async def hold() -> None:
+        store = RedisStore(sys.argv[1], timeout_s=10)
+        for i in range(3):
+            await store.reserve(claim(f"held-{i}", concurrent(3)), 1.5)
+        print("held", flush=True)
+        await asyncio.sleep(60)
+
+    asyncio.run(hold())
+"""
+
+
+@pytest.fixture
+def shared(settings: Settings, redis_url: str) -> Settings:
+    return dataclasses.replace(settings, workers=2, redis_url=redis_url, redis_timeout_s=10)
+
+
+async def set_limit(settings: Settings, model: ServedModel, key: str, **rule: int | bool) -> None:
+    app = create_app(dataclasses.replace(settings, workers=1, redis_url=None), FakeEngine(), model)
+    subject = await subject_of(app, "tenant", key)
+    strict = bool(rule.pop("strict", False))
+    for dimension, value in rule.items():
+        await limits_of(app).set(subject, dimension, value, strict=strict)
+    await app.state.database.close()
+
+
+@pytest.mark.parametrize("dimension", ["requests_per_minute", "concurrent_requests"])
+async def test_two_workers_over_one_redis_admit_what_one_would(
+    shared: Settings, model: ServedModel, keys: Seeded, dimension: str
+) -> None:
+    await set_limit(shared, model, keys.acme, **{dimension: 5})
+    workers = [create_app(shared, FakeEngine(step_s=1.0), model) for _ in range(2)]
+    async with listening(workers[0]) as first, listening(workers[1]) as second:
+        both = await asyncio.gather(*(statuses(url, keys.acme, 25) for url in (first, second)))
+    answers = [*both[0], *both[1]]
+    assert (answers.count(200), answers.count(429)) == (5, 45)
+
+
+async def test_without_redis_requests_go_on_and_readyz_says_degraded(
+    settings: Settings, model: ServedModel, keys: Seeded
+) -> None:
+    await set_limit(settings, model, keys.acme, requests_per_minute=8)
+    with running_redis() as server:
+        shared = dataclasses.replace(settings, workers=4, redis_url=server.url)
+        async with listening(create_app(shared, FakeEngine(), model)) as url:
+            assert (await statuses(url, keys.acme, 3)).count(200) == 3
+            server.kill()
+            assert (await statuses(url, keys.acme, 12)).count(200) == 8 // 4
+            assert await _limiter_check(url) == (200, "degraded")
+            server.start()
+            await _until_recovered(url)
+            assert (await statuses(url, keys.acme, 12)).count(200) == 8
+
+
+async def test_without_redis_a_strict_limit_is_a_503(
+    settings: Settings, model: ServedModel, keys: Seeded
+) -> None:
+    await set_limit(settings, model, keys.acme, tokens_per_month=10_000, strict=True)
+    with running_redis() as server:
+        shared = dataclasses.replace(settings, redis_url=server.url)
+        async with listening(create_app(shared, FakeEngine(), model)) as url:
+            assert await statuses(url, keys.acme, 2) == [200, 200]
+            server.kill()
+            assert await statuses(url, keys.acme, 2) == [503, 503]
+            async with httpx2.AsyncClient() as http:
+                bearer = {"authorization": f"Bearer {keys.acme}"}
+                answer = await http.post(f"{url}/v1/chat/completions", json=ASK, headers=bearer)
+    assert answer.json()["error"]["code"] == "server_is_overloaded"
+    assert "tokens per month of this tenant cannot be checked" in answer.text
+    assert answer.headers["retry-after"] == "1"
+
+
+def take_leases_and_die(redis_url: str) -> None:
+    """A process that holds three leases of 1.5 s, killed."""
+    paths = [ROOT, *(ROOT / layer for layer in ("platform", "engine"))]
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLDER), redis_url],
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": ":".join(map(str, paths))},
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"held\n"
+        worker.kill()
+
+
+async def test_a_killed_workers_leases_expire_and_nothing_is_lost_for_good(
+    redis_server: RedisServer, redis_url: str
+) -> None:
+    await asyncio.to_thread(take_leases_and_die, redis_url)
+    store = RedisStore(redis_url, timeout_s=10)
+    outcome = await store.reserve(claim("next", concurrent(3)), 60)
+    assert not outcome.admitted
+    wait_ms = outcome.readings[0].wait_ms
+    assert wait_ms is not None
+    await asyncio.sleep(wait_ms / 1000)
+    assert (await store.reserve(claim("next", concurrent(3)), 60)).admitted
+    await asyncio.sleep(1.5)
+    (reading,) = await store.read(TENANT, [Charge(concurrent(3), 0)])
+    assert reading.used == 1
+    await store.close()
+
+
+async def test_admission_is_one_round_trip(
+    shared: Settings, model: ServedModel, keys: Seeded, redis_server: RedisServer
+) -> None:
+    rules = {"requests_per_minute": 100, "tokens_per_minute": 100_000, "concurrent_requests": 9}
+    await set_limit(shared, model, keys.acme, **rules)
+    async with listening(create_app(shared, FakeEngine(), model)) as url:
+        await statuses(url, keys.acme, 1)  # sends the script
+        before = _calls(redis_server)
+        for _ in range(5):
+            assert await statuses(url, keys.acme, 1) == [200]
+        assert (
+            _calls(redis_server) - before == 2 * 5
+        )  # to reserve; and, after the answer, to settle
+
+
+def _calls(server: RedisServer) -> int:
+    reply = server.execute("INFO", "commandstats").decode()
+    line = next(line for line in reply.splitlines() if line.startswith("cmdstat_evalsha:"))
+    return int(line.split("calls=")[1].split(",")[0])
+
+
+async def _limiter_check(url: str) -> tuple[int, str]:
+    async with httpx2.AsyncClient() as http:
+        answer = await http.get(f"{url}/readyz")
+    assert (
+        answer.json()["status"] == answer.json()["checks"]["limiter"] or answer.status_code == 503
+    )
+    return answer.status_code, answer.json()["checks"]["limiter"]
+
+
+async def _until_recovered(url: str) -> None:
+    deadline = time.monotonic() + 10
+    while await _limiter_check(url) != (200, "ok"):
+        assert time.monotonic() < deadline, "the limiter stays degraded"
+        await asyncio.sleep(0.1)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from loraplex_engine.fake import FakeEngine
@@ -34,6 +35,7 @@ TEMPLATE = (
     "+ message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes 100 ms a client
 BASE = "org/tiny:base"  # ids may hold slashes and colons
 
 
@@ -129,6 +131,7 @@ class Served:
             base_url=f"{self.base_url}/v1",
             api_key=key or self.keys.acme,
             max_retries=0,
+            http_client=DefaultAsyncHttpxClient(verify=NO_TLS),
             **options,  # type: ignore[arg-type]
         )
         self.stack.push_async_callback(client.close)
@@ -152,8 +155,9 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
         await serving
 
 
-def fresh_home(home: Path, migrated: Path) -> Settings:
-    """Settings over a copy of a migrated database."""
-    home.mkdir(parents=True, exist_ok=True)
-    shutil.copy(migrated, home / "loraplex.sqlite3")
+def home_like(template: Path, home: Path) -> Settings:
+    """Settings over a copy of another home's database and secret."""
+    for name in ("loraplex.sqlite3", "secret.key"):
+        if (template / name).exists():
+            shutil.copy(template / name, home / name)
     return Settings(home=home, engine_wait_s=1.0, region="test-region")

@@ -1,5 +1,6 @@
 """A migrated database in a folder of its own for each test, and the app on it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,7 +14,7 @@ from tests.platform_stand import (
     BASE,
     Seeded,
     Served,
-    fresh_home,
+    home_like,
     letter_engine,
     listening,
     seed,
@@ -45,13 +46,20 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def seeded(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Path, Seeded]:
+    """A home with two tenants to copy from, and their keys."""
+    home = tmp_path_factory.mktemp("seeded")
+    return home, asyncio.run(seed(home_like(migrated.parent, home)))
+
+
+@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return ServedModel.load(tiny_model(tmp_path_factory.mktemp("model") / "tiny"), BASE)
 
 
 @pytest.fixture
 def settings(tmp_path: Path, migrated: Path) -> Settings:
-    return fresh_home(tmp_path, migrated)
+    return home_like(migrated.parent, tmp_path)
 
 
 @pytest.fixture
@@ -62,8 +70,11 @@ async def database(settings: Settings) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def keys(settings: Settings) -> Seeded:
-    return await seed(settings)
+def keys(settings: Settings, seeded: tuple[Path, Seeded]) -> Seeded:
+    """Fills the home with the two tenants; ask for it before whatever reads the secret."""
+    home, keys = seeded
+    home_like(home, settings.home)
+    return keys
 
 
 @pytest.fixture
@@ -73,7 +84,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def make_app(
-    settings: Settings, engine: FakeEngine, model: ServedModel
+    settings: Settings, keys: Seeded, engine: FakeEngine, model: ServedModel
 ) -> AsyncIterator[Callable[..., FastAPI]]:
     """Makes apps that differ from the usual one; closes their databases afterwards."""
     made: list[FastAPI] = []

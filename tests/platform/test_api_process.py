@@ -1,13 +1,12 @@
 """An API process as production runs it: light, and silent about what it is told."""
 
-import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.platform_stand import Seeded, tiny_model
+from tests.platform_stand import Seeded, home_like, tiny_model
 
 SCRIPT = """
 import asyncio, json, sys
@@ -42,17 +41,12 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def keys(home: Path, migrated: Path) -> Seeded:
-    return asyncio.run(seed(fresh_home(home, migrated)))
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("api")
-
-
-@pytest.fixture(scope="module")
-def served_chat(home: Path, keys: Seeded) -> subprocess.CompletedProcess[str]:
+def served_chat(
+    seeded: tuple[Path, Seeded], tmp_path_factory: pytest.TempPathFactory
+) -> subprocess.CompletedProcess[str]:
+    template, keys = seeded
+    home = tmp_path_factory.mktemp("api")
+    home_like(template, home)
     model = tiny_model(home / "tiny")
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, str(home), str(model), keys.acme],

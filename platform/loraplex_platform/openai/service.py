@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Literal
 
 from loraplex_engine.client import EngineClient
@@ -25,7 +27,7 @@ from loraplex_platform.openai.reply import Reply
 from loraplex_platform.openai.resolver import Resolver, Target
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Prompt
 from loraplex_platform.openai.served_model import ServedModel
-from loraplex_platform.openai.settlement import Circumstances, Endpoint, Settlement
+from loraplex_platform.openai.settlement import Circumstances, Settlement
 from loraplex_platform.openai.tally import Tally
 from loraplex_platform.usage.meter import Meter
 
@@ -52,12 +54,17 @@ class Order:
     """A request that is understood: it can be admitted and generated."""
 
     caller: Caller
-    endpoint: Endpoint
     request: ChatRequest | CompletionRequest
     target: Target
     hello: Hello
     prompts: list[tuple[int, ...]]
     sampling: SamplingParams
+    started_at: datetime
+    started_s: float  # monotonic
+
+    @property
+    def is_chat(self) -> bool:
+        return isinstance(self.request, ChatRequest)
 
     @property
     def num_sequences(self) -> int:
@@ -96,23 +103,21 @@ class InferenceService:
 
     async def chat(self, caller: Caller, request: ChatRequest) -> Reply:
         """Starts the answer to a conversation, or raises what is wrong with the request."""
-        target = await self._resolver.resolve(caller.principal, request)
         turns = request.turns()
 
         def encode() -> list[tuple[int, ...]]:
             return [self._model.encode(self._model.render(turns), add_special_tokens=False)]
 
-        prompts = await asyncio.to_thread(encode)
-        order = await self._order(caller, "/v1/chat/completions", request, target, prompts)
-        return await self._start(order)
+        return await self._start(await self._order(caller, request, encode))
 
     async def complete(self, caller: Caller, request: CompletionRequest) -> Reply:
         """Starts the continuation of one or several prompts."""
-        target = await self._resolver.resolve(caller.principal, request)
-        given = request.prompts(self._model.vocab_size)
-        prompts = await asyncio.to_thread(lambda: [self._token_ids(prompt) for prompt in given])
-        order = await self._order(caller, "/v1/completions", request, target, prompts)
-        return await self._start(order)
+        prompts = request.prompts(self._model.vocab_size)
+
+        def encode() -> list[tuple[int, ...]]:
+            return [self._token_ids(prompt) for prompt in prompts]
+
+        return await self._start(await self._order(caller, request, encode))
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, tuple):
@@ -122,11 +127,12 @@ class InferenceService:
     async def _order(
         self,
         caller: Caller,
-        endpoint: Endpoint,
         request: ChatRequest | CompletionRequest,
-        target: Target,
-        prompts: list[tuple[int, ...]],
+        encode: Callable[[], list[tuple[int, ...]]],
     ) -> Order:
+        started_at, started_s = self._clock.now(), self._clock.monotonic()
+        target = await self._resolver.resolve(caller.principal, request)
+        prompts = await asyncio.to_thread(encode)
         hello = await hello_of(self._engine, self._settings.engine_wait_s)
         param: Literal["messages", "prompt"] = (
             "messages" if isinstance(request, ChatRequest) else "prompt"
@@ -141,10 +147,9 @@ class InferenceService:
                 code="invalid_value",
             )
         sampling = request.sampling(max_tokens, self._model.vocab_size, request.num_logprobs)
-        return Order(caller, endpoint, request, target, hello, prompts, sampling)
+        return Order(caller, request, target, hello, prompts, sampling, started_at, started_s)
 
     async def _start(self, order: Order) -> Reply:
-        started_at, started_s = self._clock.now(), self._clock.monotonic()
         demand = Demand(
             request_id=order.caller.request_id,
             principal=order.caller.principal,
@@ -158,13 +163,13 @@ class InferenceService:
         about = Circumstances(
             request_id=order.caller.request_id,
             principal=order.caller.principal,
-            endpoint=order.endpoint,
+            endpoint="/v1/chat/completions" if order.is_chat else "/v1/completions",
             model=request.model,
             adapter_version=order.target.adapter_version,
             tier=order.target.tier,
             region=self._settings.region,
-            started_at=started_at,
-            started_s=started_s,
+            started_at=order.started_at,
+            started_s=order.started_s,
             job_id=order.caller.job_id,
             end_user=request.user,
             client_request_id=order.caller.client_request_id,
@@ -184,21 +189,22 @@ class InferenceService:
             self.tasks,
             wait_s=self._settings.engine_wait_s,
         )
-        is_chat = isinstance(order.request, ChatRequest)
         shape = Shape(
             includes_usage=order.request.includes_usage,
             returns_token_ids=bool(order.request.return_token_ids),
             has_logprobs=order.sampling.logprobs is not None,
         )
         head = Head(
-            id=new_id("chatcmpl" if is_chat else "cmpl"),
+            id=new_id("chatcmpl" if order.is_chat else "cmpl"),
             created=int(about.started_at.timestamp()),
             model=order.request.model,
             service_tier=SERVICE_TIER_OF[order.target.tier],
             system_fingerprint=f"fp_{order.hello.model_hash[:12]}",
         )
         prompts = [order.prompt_of(index) for index in range(order.num_sequences)]
-        answer = (ChatAnswer if is_chat else CompletionAnswer)(head, shape, self._model, prompts)
+        answer = (ChatAnswer if order.is_chat else CompletionAnswer)(
+            head, shape, self._model, prompts
+        )
         return Reply(generation, answer, tally, ticket.headers, includes_usage=shape.includes_usage)
 
     def _generates(self, order: Order) -> list[Generate]:

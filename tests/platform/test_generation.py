@@ -198,10 +198,10 @@ class CountingLimiter(AdmitAll):
         if self.is_full:
             raise RateLimited("Too many requests.", retry_after_s=1.5)
         self.open.add(demand.request_id)
-        return Reservation({"x-ratelimit-remaining-requests": "7"})
+        return Reservation(demand, {"x-ratelimit-remaining-requests": "7"})
 
-    async def settle(self, demand: Demand, actual: Actual | None) -> None:
-        self.open.remove(demand.request_id)
+    async def settle(self, reservation: Reservation, actual: Actual | None) -> None:
+        self.open.remove(reservation.demand.request_id)
         self.settled.append(actual)
 
 

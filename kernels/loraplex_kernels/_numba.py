@@ -202,11 +202,11 @@ def store_row(row, count, address, dtype):
 
 @piece
 def exp(x):
-    """e**x for x <= 0, to 2 ulp: 2**n times a polynomial, so that a loop of it is vectorised."""
-    x = max(x, np.float32(-87.0))
-    t = x * np.float32(1.44269504)
-    n = np.floor(t + np.float32(0.5))
-    f = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
+    """e**x for x <= 0, to 2 ulp: 2**n times a polynomial, in operations that LLVM vectorises."""
+    x = x if x > np.float32(-87.0) else np.float32(-87.0)
+    n = np.int32(x * np.float32(1.44269504) - np.float32(0.5))  # truncation: nearest, as x <= 0
+    whole = np.float32(n)
+    f = (x - whole * np.float32(0.693359375)) - whole * np.float32(-2.12194440e-4)
     p = np.float32(1.9875691500e-4)
     p = p * f + np.float32(1.3981999507e-3)
     p = p * f + np.float32(8.3334519073e-3)
@@ -214,4 +214,4 @@ def exp(x):
     p = p * f + np.float32(1.6666665459e-1)
     p = p * f + np.float32(5.0000001201e-1)
     p = p * f * f + f + np.float32(1.0)
-    return float_of_bits(bits_of_float(p) + (np.uint32(np.int32(n)) << np.uint32(23)))
+    return float_of_bits(bits_of_float(p) + (np.uint32(n) << np.uint32(23)))

@@ -200,12 +200,13 @@ def _tile(
 
 
 @piece
-def _sequence_of(tile, tile_start, num_seqs):
+def _sequence_of(tile, starts, num_seqs):
+    """Sequence i owns the tiles from starts[i] // QUERY_TILE + i: at most one too many each."""
     low, high = 0, num_seqs
-    starts = pointer_i32(tile_start)
+    start = pointer_i32(starts)
     while high - low > 1:
         middle = (low + high) // 2
-        if np.int64(starts[middle]) <= tile:
+        if np.int64(start[middle]) // QUERY_TILE + middle <= tile:
             low = middle
         else:
             high = middle
@@ -224,7 +225,6 @@ def _work(
     table_width,
     starts,
     lengths,
-    tile_start,
     num_seqs,
     shape,
     params,
@@ -235,11 +235,13 @@ def _work(
     group = heads // kv_heads
     item = ITEM_BYTES[dtype]
     tile, head = index // kv_heads, index % kv_heads
-    seq = _sequence_of(tile, tile_start, num_seqs)
+    seq = _sequence_of(tile, starts, num_seqs)
     begin = np.int64(pointer_i32(starts)[seq])
     end = np.int64(pointer_i32(starts)[seq + 1])
     length = np.int64(pointer_i32(lengths)[seq])
-    token = begin + (tile - np.int64(pointer_i32(tile_start)[seq])) * QUERY_TILE
+    token = begin + (tile - (begin // QUERY_TILE + seq)) * QUERY_TILE
+    if token >= end:
+        return
     tokens = min(QUERY_TILE, end - token)
     position = length - (end - token)
     rows = tokens * group
@@ -262,7 +264,7 @@ def _work(
     )
 
 
-@kernel(f"void({', '.join(['int64'] * 18)}, float32, int64, float32)")
+@kernel(f"void({', '.join(['int64'] * 17)}, float32, int64, float32)")
 def attend(
     dtype,
     q,
@@ -274,7 +276,6 @@ def attend(
     table_width,
     starts,
     lengths,
-    tile_start,
     num_seqs,
     num_tiles,
     heads,
@@ -301,7 +302,6 @@ def attend(
                 table_width,
                 starts,
                 lengths,
-                tile_start,
                 num_seqs,
                 (heads, kv_heads, block_size, dim),
                 (scale, window, softcap),
@@ -320,8 +320,6 @@ def paged_attention(
     softcap: float | None,
 ) -> torch.Tensor:
     """As loraplex_kernels.attention.paged_attention, on the CPU."""
-    tiles = torch.zeros_like(query_start)
-    torch.cumsum((query_start.diff() + (QUERY_TILE - 1)) // QUERY_TILE, 0, out=tiles[1:])
     out = torch.empty(q.shape, dtype=q.dtype)
     attend(
         dtype_code(q.dtype),
@@ -334,9 +332,8 @@ def paged_attention(
         block_tables.stride(0),
         query_start.data_ptr(),
         context_lengths.data_ptr(),
-        tiles.data_ptr(),
         len(context_lengths),
-        int(tiles[-1]),
+        q.shape[0] // QUERY_TILE + len(context_lengths),
         q.shape[1],
         *k_cache.shape[1:],
         numba.get_num_threads(),

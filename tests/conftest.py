@@ -1,10 +1,14 @@
 """Fixtures that several layers share; a server starts once per run, on first use."""
 
+import os
 import uuid
 from collections.abc import Iterator
 
 import pytest
 from tests.services import PostgresServer, RedisServer, running_postgres, running_redis
+
+# Read when torch is imported: threads that spin between products starve a machine that does more.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ from loraplex_engine.model.weights import Checkpoint
 from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import ModelRunner, TokenSampler
 from loraplex_engine.sampler import Sampler
-from loraplex_engine.scheduling.fcfs import Fcfs
+from loraplex_engine.scheduling.config import SchedulerConfig
+from loraplex_engine.scheduling.policies import make_policy
 from loraplex_kernels.warm_up import warm_up
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -82,12 +83,10 @@ def build_engine(
     kv_shape = _kv_shape(config, model)
     capacity = fit(config, model, kv_shape)
     kv = PagedKv(capacity.num_blocks, config.block_size, caching=config.enable_prefix_caching)
-    policy = Fcfs(
-        kv,
-        adapters,
-        max_num_seqs=capacity.max_num_seqs,
-        max_num_batched_tokens=capacity.max_num_batched_tokens,
+    limits = SchedulerConfig(
+        max_num_seqs=capacity.max_num_seqs, max_num_batched_tokens=capacity.max_num_batched_tokens
     )
+    policy = make_policy(config.scheduling_policy, kv, adapters, limits)
     runner = ModelRunner(
         model.decoder,
         model.device.allocate_kv(kv_shape, capacity.num_blocks),

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from loraplex_engine.errors import InvalidConfig
+from loraplex_engine.scheduling.policies import PolicyName
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-SchedulingPolicy = Literal["fcfs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,18 @@ class EngineConfig:
     max_loras: int = 8  # device slots
     max_lora_rank: int = 64
     max_cpu_lora_bytes: int = 512 * 2**20  # loaded adapters kept below the slots
-    scheduling_policy: SchedulingPolicy = "fcfs"
+    scheduling_policy: PolicyName = "fcfs"
     threads: int | None = None  # of the CPU's kernels; None: one per core
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(Dtype))
         _check_choice("device", self.device, get_args(DeviceKind))
-        _check_choice("scheduling_policy", self.scheduling_policy, get_args(SchedulingPolicy))
+        _check_choice("scheduling_policy", self.scheduling_policy, get_args(PolicyName))
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"):
             value = getattr(self, name)
             if value is not None:
-                _check_at_least(name, value, 1)
+                # A prompt's chunks are of at least 16 tokens where fairness decides their size.
+                _check_at_least(name, value, 16 if name == "max_num_batched_tokens" else 1)
         _check_at_least("max_loras", self.max_loras, 1)
         _check_at_least("max_lora_rank", self.max_lora_rank, 1)
         _check_at_least("max_cpu_lora_bytes", self.max_cpu_lora_bytes, 0)

@@ -129,6 +129,8 @@ class Engine:
         self._is_stalled = not plan.items
         if plan.items:
             self._launch(plan)
+        else:
+            self.policy.observe(plan, 0.0, self.clock())
         if self._in_flight:
             self._collect(self._in_flight.popleft())
         events, self._events = self._events, []

@@ -11,7 +11,8 @@ from loraplex_engine.intake import Served
 from loraplex_engine.messages import Event, Finished, Generate, Hello, SamplingParams, TokenEvent
 from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import SampledTokens
-from loraplex_engine.scheduling.fcfs import Fcfs
+from loraplex_engine.scheduling.config import SchedulerConfig
+from loraplex_engine.scheduling.policies import PolicyName, make_policy
 from loraplex_engine.scheduling.policy import StepPlan
 
 VOCAB_SIZE = 128
@@ -73,6 +74,7 @@ class Scripted:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 8,
         adapters: MemoryAdapters | None = None,
+        policy: PolicyName = "fcfs",
     ) -> None:
         self.kv = PagedKv(num_blocks, block_size)
         self.adapters = adapters or MemoryAdapters((), num_slots=1)
@@ -89,16 +91,20 @@ class Scripted:
             device="cpu",
             dtype="float32",
         )
-        policy = Fcfs(
-            self.kv,
-            self.adapters,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+        limits = SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
         served = Served(
             "engine", hello, VOCAB_SIZE, frozenset([EOS]), Letters(), max_num_batched_tokens
         )
-        self.engine = Engine(served, self.runner, policy, self.kv, self.adapters, self.clock)
+        self.engine = Engine(
+            served,
+            self.runner,
+            make_policy(policy, self.kv, self.adapters, limits),
+            self.kv,
+            self.adapters,
+            self.clock,
+        )
         self.events: list[Event] = []
 
     def step(self) -> list[Event]:

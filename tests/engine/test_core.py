@@ -23,6 +23,7 @@ from loraplex_engine.messages import (
     TenantShare,
     TokenEvent,
 )
+from loraplex_engine.scheduling.policies import PolicyName
 
 
 def test_a_sequence_ends_at_its_length() -> None:
@@ -286,13 +287,23 @@ actions = st.lists(
 )
 
 
-@given(actions)
-@settings(deadline=None, max_examples=200)
+@pytest.mark.parametrize(
+    ("policy", "max_num_batched_tokens"), [("fcfs", 8), ("priority", 8), ("static", 8), ("hfs", 64)]
+)
+@given(steps=actions)
+@settings(deadline=None, max_examples=100)
 def test_any_order_of_events_keeps_the_books(
+    policy: PolicyName,
+    max_num_batched_tokens: int,
     steps: list[tuple[str, int | str, str | None]],
 ) -> None:
     adapters = MemoryAdapters(("a", "b"), num_slots=1, polls=2)
-    world = Scripted(num_blocks=8, adapters=adapters)
+    world = Scripted(
+        num_blocks=8,
+        adapters=adapters,
+        policy=policy,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
     num_submitted = 0
     for action, value, adapter in steps:
         match action, value:

@@ -57,7 +57,7 @@ def prompts() -> list[Prompt]:
     ]
 
 
-@pytest.mark.parametrize("chunk", [8, 24, 128])
+@pytest.mark.parametrize("chunk", [16, 24, 128])
 def test_answers_are_the_same_bits_alone_and_among_others(folder: Path, chunk: int) -> None:
     with engine(folder, chunk) as run:
         together = run(prompts())

@@ -7,6 +7,7 @@ SIGTERM drains: what runs may finish, nothing new is taken.
 import argparse
 import dataclasses
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -71,7 +72,7 @@ def main() -> int:
         logging.basicConfig(level=args.log_level, format="%(levelname)s engine: %(message)s")
         engine = build(args.config, AdapterStore(args.adapters))
     except CannotStart as error:
-        print(f"the engine cannot start: {error}", file=sys.stderr)
+        print(f"the engine cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_START
     server = EngineServer(engine, args.address)
     signal.signal(signal.SIGTERM, lambda *_: server.drain(DRAIN_S))
@@ -87,4 +88,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # all is closed; taking torch apart would cost the interpreter seconds

@@ -160,13 +160,13 @@ class EngineServer:
     def __init__(self, core: Core, address: str) -> None:
         self._core = core
         self._inbox: queue.SimpleQueue[Note] = queue.SimpleQueue()
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._outbox = context.socket(zmq.PUSH)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._outbox = self._context.socket(zmq.PUSH)
         self._outbox.set_hwm(0)
         handoff = f"inproc://engine-server-{id(self)}"
         self._outbox.bind(handoff)
         self._switchboard = Switchboard(core, self._post)
-        self._porter = Porter(address, handoff, self._inbox.put)
+        self._porter = Porter(self._context, address, handoff, self._inbox.put)
 
     def drain(self, remaining_s: float) -> None:
         """Finish what runs within this time and return from `run`; callable from a signal handler."""
@@ -190,6 +190,7 @@ class EngineServer:
             self._outbox.send_multipart([b"", b""])
             self._porter.join()
             self._outbox.close()
+            self._context.term()  # the last answers are on their way
 
     def _take_notes(self, patience_s: float) -> None:
         """Take all commands that wait; with nothing to do, sleep until one comes."""
@@ -213,12 +214,17 @@ class Porter(threading.Thread):
     a send to a client that is gone fails.
     """
 
-    def __init__(self, address: str, handoff: str, put: Callable[[Note], None]) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        address: str,
+        handoff: str,
+        put: Callable[[Note], None],
+    ) -> None:
         super().__init__(name="porter", daemon=True)
         self.core_seen_s = time.monotonic()
         self._put = put
         self._clients: set[bytes] = set()
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._outgoing = context.socket(zmq.PULL)
         self._outgoing.set_hwm(0)
         self._outgoing.connect(handoff)

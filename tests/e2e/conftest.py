@@ -10,7 +10,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Served]:
     with serving(tmp_path_factory.mktemp("e2e") / "home", model) as running:
         yield running

@@ -42,17 +42,18 @@ def create_app(
     clock = clock or SystemClock()
     database = Database(settings.database, pool_size=settings.database_pool_size)
     secrets = Secrets.load_or_create(settings.home)
-    metrics = Metrics(engine)
-    gate = Gate(
-        open_store(settings.redis_url, settings.redis_timeout_s, settings.workers),
-        UsageHistory(database, clock),
+    metrics = Metrics(engine, settings.metrics_folder)
+    limiter_metrics = LimiterMetrics(metrics.registry)
+    store = open_store(
+        settings.redis_url, settings.redis_timeout_s, settings.workers, limiter_metrics.degraded
     )
+    gate = Gate(store, UsageHistory(database, clock))
     rejections = RejectionLog(database, clock)
     tenant_limiter = TenantLimiter(
         gate,
         EffectiveLimits(database, clock),
         rejections,
-        LimiterMetrics(metrics.registry, lambda: gate.is_degraded),
+        limiter_metrics,
         settings.claim_ttl_s,
     )
     inference = InferenceService(

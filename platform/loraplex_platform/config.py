@@ -64,6 +64,11 @@ class Settings:
         return self.database_url or f"sqlite:///{self.home.absolute() / 'loraplex.sqlite3'}"
 
     @property
+    def metrics_folder(self) -> Path | None:
+        """Where several API processes add up their metrics."""
+        return self.home.absolute() / "metrics" if self.workers > 1 else None
+
+    @property
     def max_lora_rank(self) -> int:
         """The largest rank the engine takes; its own default when nothing is said."""
         return _parse_int("MAX_LORA_RANK", self.engine.get("MAX_LORA_RANK", "64"))

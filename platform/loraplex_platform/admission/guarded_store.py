@@ -3,8 +3,8 @@
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -15,7 +15,7 @@ from loraplex_platform.admission.store import LimitStore, StoreUnavailable
 MAX_UNSETTLED = 10_000
 SETTLE_AGAIN_AT_ONCE = 100
 
-log = structlog.get_logger()
+log = structlog.get_logger(__name__)
 
 
 class Breaker:
@@ -53,10 +53,17 @@ class Breaker:
 class GuardedStore:
     """Limits divided by workers stand in for the shared ones; strict limits have no stand-in."""
 
-    def __init__(self, shared: LimitStore, workers: int, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self,
+        shared: LimitStore,
+        workers: int,
+        breaker: Breaker | None = None,
+        on_change: Callable[[bool], None] = lambda is_degraded: None,
+    ) -> None:
         self._shared = shared
         self._workers = workers
         self._breaker = breaker or Breaker()
+        self._on_change = on_change
         self._local = MemoryStore()
         self._unsettled: deque[tuple[Claim, Mapping[str, int]]] = deque(maxlen=MAX_UNSETTLED)
 
@@ -118,8 +125,24 @@ class GuardedStore:
     async def close(self) -> None:
         await self._shared.close()
 
-    def _guard(self) -> "_Guard":
-        return _Guard(self._breaker)
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Asks the breaker before a call of the shared store, and tells it how the call went."""
+        if not self._breaker.allows():
+            raise StoreUnavailable("the breaker is open")
+        try:
+            yield
+        except StoreUnavailable:
+            self._tell(self._breaker.failed)
+            raise
+        self._tell(self._breaker.succeeded)
+
+    def _tell(self, news: Callable[[], None]) -> None:
+        was_open = self._breaker.is_open
+        news()
+        if self._breaker.is_open != was_open:
+            log.warning("limiter_recovered" if was_open else "limiter_degraded")
+            self._on_change(not was_open)
 
     async def _settle_again(self, now_ms: int | None) -> None:
         for _ in range(min(len(self._unsettled), SETTLE_AGAIN_AT_ONCE)):
@@ -144,23 +167,3 @@ class GuardedStore:
 
     def _whole(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
         return tuple(reading._replace(used=reading.used * self._workers) for reading in readings)
-
-
-class _Guard:
-    """Asks the breaker before a call of the shared store, and tells it how the call went."""
-
-    def __init__(self, breaker: Breaker) -> None:
-        self._breaker = breaker
-
-    def __enter__(self) -> None:
-        if not self._breaker.allows():
-            raise StoreUnavailable("the breaker is open")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        was_open = self._breaker.is_open
-        if kind is None:
-            self._breaker.succeeded()
-        elif issubclass(kind, StoreUnavailable):
-            self._breaker.failed()
-        if self._breaker.is_open != was_open:
-            log.warning("limiter.degraded" if self._breaker.is_open else "limiter.recovered")

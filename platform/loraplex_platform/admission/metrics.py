@@ -1,7 +1,5 @@
 """What the limiter tells Prometheus."""
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from loraplex_engine.messages import Tier
@@ -13,7 +11,7 @@ ERROR_RATIO = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 4.0, 8.0, 16.0)
 class LimiterMetrics:
     """Rejections, the time inside admission, and how good the estimates are."""
 
-    def __init__(self, registry: CollectorRegistry, is_degraded: Callable[[], bool]) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._rejections = Counter(
             "loraplex_rejections",
             "Requests that a limit turned away.",
@@ -32,15 +30,18 @@ class LimiterMetrics:
             registry=registry,
             buckets=ERROR_RATIO,
         )
-        degraded = Gauge(
+        self._degraded = Gauge(
             "loraplex_limiter_degraded",
             "Whether limits are local because the shared store is away.",
             registry=registry,
+            multiprocess_mode="mostrecent",  # the store is one: who spoke to it last knows
         )
-        degraded.set_function(lambda: float(is_degraded()))
 
     def rejected(self, reason: str, tier: Tier) -> None:
         self._rejections.labels(reason, tier).inc()
+
+    def degraded(self, is_degraded: bool) -> None:
+        self._degraded.set(is_degraded)
 
     def took(self, seconds: float) -> None:
         self._latency.observe(seconds)

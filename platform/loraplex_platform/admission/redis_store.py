@@ -27,6 +27,8 @@ class RedisStore:
         self._pool: ConnectionPool = ConnectionPool.from_url(
             url,
             protocol=2,
+            socket_timeout=timeout_s,  # also bounds what closes a cancelled connection
+            socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             max_connections=max_connections,
         )

@@ -1,5 +1,6 @@
 """Which store the settings ask for."""
 
+from collections.abc import Callable
 from importlib import import_module
 
 from loraplex_platform.admission.guarded_store import GuardedStore
@@ -14,7 +15,9 @@ class RedisNotInstalled(Exception):
         super().__init__(self.__doc__)
 
 
-def open_store(redis_url: str | None, timeout_s: float, workers: int) -> LimitStore:
+def open_store(
+    redis_url: str | None, timeout_s: float, workers: int, on_change: Callable[[bool], None]
+) -> LimitStore:
     """This process's memory, or a shared Redis with a local stand-in."""
     if redis_url is None:
         return MemoryStore()
@@ -22,4 +25,4 @@ def open_store(redis_url: str | None, timeout_s: float, workers: int) -> LimitSt
         module = import_module("loraplex_platform.admission.redis_store")
     except ModuleNotFoundError as error:
         raise RedisNotInstalled from error
-    return GuardedStore(module.RedisStore(redis_url, timeout_s), workers)
+    return GuardedStore(module.RedisStore(redis_url, timeout_s), workers, on_change=on_change)

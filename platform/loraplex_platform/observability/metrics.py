@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from loraplex_engine.client import EngineClient
@@ -39,13 +41,14 @@ class Observation:
 
 
 class Metrics:
-    """One API process's metrics, in a registry of its own."""
+    """An API process's metrics, in a registry of its own; with a folder, all processes' sums."""
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, shared_folder: Path | None = None) -> None:
         self.registry = registry = CollectorRegistry()
-        registry.register(EngineCollector(engine))
+        self._engine = EngineCollector(engine)
+        self._shared_folder = shared_folder
         by = ("tier", "outcome")
         self._requests = Counter("loraplex_requests", "Requests that ended.", by, registry=registry)
         self._tokens = Counter(
@@ -84,7 +87,14 @@ class Metrics:
                 histogram.labels(seen.tier, seen.outcome).observe(seconds)
 
     def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+        """All processes see the same engine, so that its gauges are not added up."""
+        whole = CollectorRegistry()
+        whole.register(self._engine)
+        if self._shared_folder is None:
+            whole.register(self.registry)
+        else:
+            MultiProcessCollector(whole, str(self._shared_folder))  # type: ignore[no-untyped-call]
+        return generate_latest(whole)
 
 
 class EngineCollector(Collector):

@@ -82,6 +82,8 @@ def api_command(settings: Settings, model: Path, address: str, listener: socket.
         "ENGINE_ADDRESS": address,
     }
     environment = inherited_environment() | {PREFIX + name: value for name, value in own.items()}
+    if settings.metrics_folder is not None:
+        environment["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_folder)
     args = ["-m", "loraplex_platform.api", "--fd", str(listener.fileno())]
     return Command("api", args, environment, pass_fds=(listener.fileno(),))
 

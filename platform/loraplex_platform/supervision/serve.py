@@ -3,9 +3,10 @@
 import asyncio
 import fcntl
 import http.client
+import shutil
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +52,10 @@ async def serve(settings: Settings) -> None:
             hints = await _first_start(settings, model, base_url)
             address = engine_address(settings)
             engine = Child(engine_command(settings, model, address))
-            api = Child(api_command(settings, model, address, listener))
-            await _supervise(engine, api, _greet(host, port, base_url, hints))
+            _clear(settings.metrics_folder)
+            command = api_command(settings, model, address, listener)
+            apis = [Child(command) for _ in range(settings.workers)]
+            await _supervise(engine, apis, _greet(host, port, base_url, hints))
 
 
 async def _first_start(settings: Settings, model: Path, base_url: str) -> list[str]:
@@ -67,13 +70,22 @@ async def _first_start(settings: Settings, model: Path, base_url: str) -> list[s
     ]
 
 
-async def _supervise(engine: Child, api: Child, greet: Coroutine[None, None, None]) -> None:
+def _clear(metrics_folder: Path | None) -> None:
+    """What the processes of an earlier start counted is not ours."""
+    if metrics_folder is not None:
+        shutil.rmtree(metrics_folder, ignore_errors=True)
+        metrics_folder.mkdir()
+
+
+async def _supervise(
+    engine: Child, apis: Sequence[Child], greet: Coroutine[None, None, None]
+) -> None:
     """Siblings: neither's end takes the other down. The API stops first, while answers still come."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    alive = [asyncio.create_task(child.keep_alive()) for child in (engine, api)]
+    alive = [asyncio.create_task(child.keep_alive()) for child in (engine, *apis)]
     greeting = asyncio.create_task(greet)
     stop = asyncio.create_task(stopped.wait())
     try:
@@ -81,7 +93,7 @@ async def _supervise(engine: Child, api: Child, greet: Coroutine[None, None, Non
     finally:
         greeting.cancel()
         stop.cancel()
-        await api.stop()
+        await asyncio.gather(*(api.stop() for api in apis))
         await engine.stop()
     await asyncio.gather(*alive)
 

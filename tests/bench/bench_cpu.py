@@ -22,7 +22,6 @@ from workload import Request, System, Timeline, load
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
-THREADS = 2
 SYSTEMS = ("loraplex", "peft-one-at-a-time", "peft-mixed-batch")
 Row = dict[str, str | float | None]
 
@@ -33,10 +32,8 @@ def start(name: str, model_folder: Path, adapters: Path) -> System:
         from server_system import LoraplexServer  # noqa: PLC0415
 
         return LoraplexServer(model_folder, adapters)
-    import torch  # noqa: PLC0415
     from peft_systems import PeftMixedBatch, PeftOneAtATime  # noqa: PLC0415
 
-    torch.set_num_threads(THREADS)
     make: dict[str, Callable[[Path, Path], System]] = {
         system.name: system for system in (PeftOneAtATime, PeftMixedBatch)
     }
@@ -114,7 +111,8 @@ def child(args: argparse.Namespace, name: str, workloads: list[str]) -> list[Row
     command = [sys.executable, __file__, "--system", name, "--model", str(args.model)]
     command += ["--adapters", str(args.adapters), "--workloads", *workloads]
     print(f"{name}: {' '.join(workloads)} …", flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), str(args.threads))
+    done = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"{name} failed: {done.stdout}")
     lines = done.stdout.splitlines()
@@ -178,6 +176,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["w0", "w1", "w3"])
     parser.add_argument("--peers", nargs="+", default=["w1"], help="workloads for the peers, too")
     parser.add_argument("--first", type=int, default=16, help="requests that every system serves")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each system")
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.system:

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,10 +76,12 @@ def serve(engine: Engine, streams: list[Stream]) -> dict[str, Heard]:
 
 
 @pytest.fixture(scope="module")
-def engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Two slots for three adapters, so that streams also wait for one another's adapters."""
     store = tmp_path_factory.mktemp("store")
-    return make_engine(demo_model, store, "bfloat16", max_loras=2, records_logits=False)
+    engine = make_engine(demo_model, store, "bfloat16", max_loras=2, records_logits=False)
+    yield engine
+    engine.adapters.close()
 
 
 def test_survivors_among_64_streams_get_their_solo_tokens(engine: Engine, demo_model: Path) -> None:

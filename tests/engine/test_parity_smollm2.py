@@ -126,9 +126,10 @@ def assert_as_good_as_transformers(expected: list[Expected], completions: list[C
     exact = torch.cat([item.float32 for item in expected])
     theirs = torch.cat([item.bfloat16 for item in expected])
     assert ours.shape == exact.shape
-    is_clear = torch.cat([item.margins for item in expected]) >= BFLOAT16_CLEAR_MARGIN
-    assert torch.equal(ours.argmax(-1)[is_clear], exact.argmax(-1)[is_clear])
     assert rms(ours - exact) <= 2 * rms(theirs - exact)
+    margins = torch.cat([item.margins for item in expected])
+    wrong = margins[ours.argmax(-1) != exact.argmax(-1)]
+    assert wrong[wrong >= BFLOAT16_CLEAR_MARGIN].tolist() == []  # margins that were overturned
 
 
 def rms(values: torch.Tensor) -> float:

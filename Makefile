@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow check format
+.PHONY: serve test test-slow check format sim
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -14,6 +14,9 @@ test: .venv/.installed
 
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+sim: .venv/.installed
+	PYTHONPATH=. $(BIN)/python -m tests.sim.run $(SIM)
 
 check: .venv/.installed
 	$(BIN)/ruff format --check .

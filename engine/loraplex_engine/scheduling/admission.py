@@ -92,14 +92,22 @@ class Admission:
         # Live work sees the blocks of batch work as free: it can have them at any time.
         lanes = [lane for lane in self.lanes if lane.is_live or request.flow.lane is batch]
         share = 1 - self.config.watermark * (1 if request.is_live else 2)
+        if request.flow.lane.tier == "standard":
+            share -= self.config.headroom
         limit = int(self.kv.num_blocks * self.kv.block_size * share)
         num_running = sum(lane.num_running for lane in lanes)
         slack = (num_running + 1) * self.kv.block_size  # blocks are not shared out by the token
         total = sum(lane.footprint for lane in lanes) + request.footprint + slack
         if total <= limit or num_running == 0:
             return True
+        version = sum(lane.version for lane in lanes)
+        if request.refused_at == version:
+            return False  # as long as nobody ends, the forecast is what it was
         rows = [_row(other) for lane in lanes for other in (*lane.decodes, *lane.prefills)]
-        return peak_tokens([*rows, _row(request)]) + slack <= limit
+        if peak_tokens([*rows, _row(request)]) + slack <= limit:
+            return True
+        request.refused_at = version
+        return False
 
     def _uncapped(self, flows: list[Flow]) -> list[Flow]:
         free = []
@@ -179,4 +187,5 @@ class Admission:
 def _row(request: Request) -> tuple[int, int]:
     seq = request.seq
     generated = len(seq.output_ids)
-    return max(1, request.estimate - generated), len(seq.prompt_ids) + generated
+    left = request.estimate - generated
+    return left if left > 0 else 1, len(seq.prompt_ids) + generated

@@ -121,15 +121,23 @@ class Backlog:
 
 
 @dataclass(frozen=True)
+class Script:
+    """A tenant whose requests are written down."""
+
+    name: str
+    requests: tuple[Arrival, ...]
+    weight: float = 1.0
+
+    def arrivals(self, seed: int) -> Iterator[Arrival]:
+        return iter(self.requests)
+
+
+@dataclass(frozen=True)
 class Workload:
-    tenants: tuple[Tenant, ...] = ()
+    tenants: tuple[Tenant | Script, ...] = ()
     backlogs: tuple[Backlog, ...] = ()
     max_tokens: int = MAX_TOKENS
     prefixes: bool = field(default=False)  # whether token ids matter
-
-    @property
-    def rate(self) -> float:
-        return sum(tenant.rate for tenant in self.tenants)
 
 
 def to_sequence(arrival: Arrival, number: int, now: float, workload: Workload) -> Sequence:

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow bench check format
+.PHONY: serve test test-slow bench sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -17,6 +17,9 @@ test-slow: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/python tests/bench/bench_cpu.py
+
+sim: .venv/.installed
+	PYTHONPATH=. $(BIN)/python -m tests.sim.run $(SIM)
 
 check: .venv/.installed
 	$(BIN)/ruff format --check .

@@ -10,6 +10,9 @@ from loraplex_engine.scheduling.residency import Residency
 
 HINT_STEPS = 16  # a cached prefix is looked up again after so many steps
 
+# adapter absent, order of magnitude of its cached prefix (negative), counter, number
+Rank = tuple[bool, int, float, int, Request]
+
 
 class Admission:
     """Picks the next waiting request of a lane: fair order, bent within the locality window."""
@@ -41,7 +44,8 @@ class Admission:
         # Those who cannot start count for the minimum: else they would be passed without limit.
         lowest = min([flow.counter for flow in flows])
         lane.virtual = max(lane.virtual, lowest)
-        edge = lowest + self.config.locality_window
+        heaviest = max([flow.tenant.share.weight for flow in flows])
+        edge = lowest + self.config.locality_window / heaviest
         for request in self._overdue(lane, edge, now):
             reason = self._why_not(request, plan, now)
             if reason is None:
@@ -57,11 +61,20 @@ class Admission:
             request = best[-1]
             reason = self._why_not(request, plan, now)
             if reason is None:
+                self._note_passed(request, ranked, plan, now)
                 return request
             lane.deny(request, reason, now)
             request.flow.blocked_step = step
             ranked.remove(best)
         return None
+
+    def _note_passed(self, chosen: Request, ranked: list[Rank], plan: StepPlan, now: float) -> None:
+        """Those who come first in fair order but lack an adapter: it is fetched, and time is kept."""
+        place = (chosen.flow.counter, chosen.number)
+        for is_absent, _, counter, number, request in ranked:
+            if is_absent and (counter, number) < place:
+                reason = self.residency.why_not(request, plan)
+                request.flow.lane.deny(request, reason or "slot", now)
 
     def start_computing(self, request: Request) -> None:
         """Let others of the same scope know which blocks they may wait for."""
@@ -92,14 +105,22 @@ class Admission:
         # Live work sees the blocks of batch work as free: it can have them at any time.
         lanes = [lane for lane in self.lanes if lane.is_live or request.flow.lane is batch]
         share = 1 - self.config.watermark * (1 if request.is_live else 2)
+        if request.flow.lane.tier == "standard":
+            share -= self.config.headroom
         limit = int(self.kv.num_blocks * self.kv.block_size * share)
         num_running = sum(lane.num_running for lane in lanes)
         slack = (num_running + 1) * self.kv.block_size  # blocks are not shared out by the token
         total = sum(lane.footprint for lane in lanes) + request.footprint + slack
         if total <= limit or num_running == 0:
             return True
+        version = sum(lane.version for lane in lanes)
+        if request.refused_at == version:
+            return False  # as long as nobody ends, the forecast is what it was
         rows = [_row(other) for lane in lanes for other in (*lane.decodes, *lane.prefills)]
-        return peak_tokens([*rows, _row(request)]) + slack <= limit
+        if peak_tokens([*rows, _row(request)]) + slack <= limit:
+            return True
+        request.refused_at = version
+        return False
 
     def _uncapped(self, flows: list[Flow]) -> list[Flow]:
         free = []
@@ -140,7 +161,7 @@ class Admission:
                 return request
         return head
 
-    def _rank(self, request: Request, step: int) -> tuple[bool, int, float, int, Request]:
+    def _rank(self, request: Request, step: int) -> Rank:
         is_absent = not self.residency.is_resident(request)
         hint = self._cached_bucket(request, step)
         return (is_absent, -hint, request.flow.counter, request.number, request)
@@ -179,4 +200,5 @@ class Admission:
 def _row(request: Request) -> tuple[int, int]:
     seq = request.seq
     generated = len(seq.output_ids)
-    return max(1, request.estimate - generated), len(seq.prompt_ids) + generated
+    left = request.estimate - generated
+    return left if left > 0 else 1, len(seq.prompt_ids) + generated

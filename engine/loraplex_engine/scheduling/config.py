@@ -50,14 +50,19 @@ class SchedulerConfig:
     idle_step_s: float = 0.05  # longest step without live requests: what an arrival may wait
     fill_step_s: float = 0.03  # batch work fills a step with live requests up to here
     min_step_tokens: int = 64  # no step is cut below so many, whatever the targets
+    batch_gate: tuple[float, float] = (
+        0.45,
+        0.65,
+    )  # share of blocks live work needs: batch slows, stops
     decode_step_share: float = 0.8  # of the tightest TPOT: a late stream shrinks no step below it
     size_slack: float = (
         2.0  # a prompt's deadline is read as later by this many times its own duration
     )
 
-    late_penalty: float = 2.0  # a head that missed its TTFT makes way by so many TTFTs, once
+    late_penalty: float = 4.0  # a head that missed its TTFT makes way by so many TTFTs, once
 
     watermark: float = 0.03  # of all blocks, kept from being promised
+    headroom: float = 0.12  # of all blocks, which standard requests leave to interactive ones
     output_quantile: float = 0.7
     max_bypasses: int = 64
     max_preemptions: int = 3

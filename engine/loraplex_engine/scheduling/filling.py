@@ -64,10 +64,17 @@ class Filler:
         return max(budget / (1 + self.model.margin), least)
 
     def fill_budget(self) -> float:
-        """How far batch work may stretch the step: an arrival would wait for its end."""
-        if self._has_live_work():
-            return self.config.fill_step_s / (1 + self.model.margin)
-        return math.inf
+        """How far batch work may stretch the step: an arrival would wait for its end.
+
+        Longer steps also keep live requests, and their blocks, for longer; so batch work makes way
+        as live requests come to need the blocks, before they have to queue for them.
+        """
+        if not self._has_live_work():
+            return math.inf
+        low, high = self.config.batch_gate
+        used = sum(lane.footprint for lane in self.live) / (self.kv.num_blocks * self.kv.block_size)
+        share = min(1.0, max(0.0, (high - used) / (high - low)))
+        return self.config.fill_step_s * share / (1 + self.model.margin)
 
     def _has_live_work(self) -> bool:
         return any(lane.decodes or lane.prefills or lane.backlog for lane in self.live)
@@ -103,7 +110,7 @@ class Filler:
             request.flow.counter += request.decode_price
             request.flow.lane.served += self.config.decode_cost
         planned = len(items) - first
-        if planned != len(decodes):
+        if planned != whole.num_seqs - draft.load.num_seqs:
             context = sum(item.start + 1 for item in items[first:])
         draft.load.add_decodes(planned, context)
 
@@ -247,11 +254,13 @@ class Filler:
         running.sort(key=lambda request: (request.flow.lane.index, request.due_s, request.number))
         for request in running:
             if request.is_admitted and not is_busy(request):
-                self._extend(draft)
+                self._extend(draft, request.seq.num_scheduled)
                 self.chunk(request, draft)
             if draft.plan.items:
                 return
 
-    def _extend(self, draft: Draft) -> None:
-        least = self.model.prefill_s(self.config.min_step_tokens)
-        draft.budget_s = self.model.predict(draft.load) + least
+    def _extend(self, draft: Draft, start: int = 0) -> None:
+        """Lengthen the step by the least chunk it must have room for, from position `start`."""
+        load = replace(draft.load)
+        load.add(start, self.config.min_step_tokens)
+        draft.budget_s = self.model.predict(load)

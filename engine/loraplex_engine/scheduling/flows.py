@@ -35,6 +35,7 @@ class Request:
     reason: WaitReason | None = None
     denied_s: float | None = None  # since when others may have passed it
     denied_at: int = 0  # admissions of its lane until then
+    refused_at: int = -1  # version of the running set that left it no memory
     prefix_since_s: float | None = None
     prefix_hint: tuple[int, int] = (0, 0)  # the step that looked, cached tokens
     host_blocks: list[int] = field(default_factory=list)
@@ -122,6 +123,9 @@ class Lane:
         self.prefills: dict[Request, None] = {}  # running, prompt not yet computed
         self.decodes: dict[Request, None] = {}  # running, one token a step; oldest first
         self.footprint = 0  # tokens the running ones are expected to hold at their ends
+        self.version = (
+            0  # of its running requests' demand for memory; grows when it may have shrunk
+        )
         self.virtual = 0.0
         self.lag = 0.0
         self.served = 0.0  # in this step
@@ -148,17 +152,20 @@ class Lane:
         """A request starts to run."""
         (self.decodes if request.seq.is_decode else self.prefills)[request] = None
         self.footprint += request.footprint
+        self.version += 1
         request.flow.tenant.num_running += 1
 
     def leave(self, request: Request) -> None:
         """A running request ends, or goes back to wait."""
         del (self.decodes if request in self.decodes else self.prefills)[request]
         self.footprint -= request.footprint
+        self.version += 1
         request.flow.tenant.num_running -= 1
 
     def revise(self, request: Request, estimate: int) -> None:
         """Think again about how long a running request's output gets."""
         self.footprint += estimate - request.estimate
+        self.version += estimate < request.estimate
         request.estimate = estimate
 
     def deny(self, request: Request, reason: WaitReason, now: float) -> None:

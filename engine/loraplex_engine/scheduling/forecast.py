@@ -8,6 +8,7 @@ NUM_BUCKETS = 24  # of output lengths [2^i, 2^(i+1))
 HALF_LIFE = 500  # finishes after which an observation counts half
 PSEUDO_COUNT = 20.0  # finishes that a narrow histogram needs to outweigh the wider one
 DECAY = 0.5 ** (1 / HALF_LIFE)
+BLEND_EVERY = 16  # finishes after which blended histograms are made anew
 PRIOR_TOKENS = 256  # what is assumed before anything finished
 
 
@@ -35,25 +36,38 @@ class LengthModel:
 
     def __init__(self) -> None:
         self._histograms: dict[tuple[str | None, ...], Histogram] = {}
+        self._blends: dict[tuple[str | None, ...], list[float]] = {}
+        self._observed = 0
 
     def observe(self, tenant: str, adapter: str | None, tier: Tier, num_tokens: int) -> None:
         for key in self._keys(tenant, adapter, tier):
             self._histograms.setdefault(key, Histogram()).add(num_tokens)
+        self._observed += 1
+        if self._observed % BLEND_EVERY == 0:
+            self._blends.clear()
 
     def quantile(
         self, q: float, tenant: str, adapter: str | None, tier: Tier, generated: int = 0
     ) -> int:
         """The q-quantile of the total output length of a request that has generated this much."""
+        shares = self._blend(self._keys(tenant, adapter, tier))
+        return max(generated + 1, _conditional_quantile(shares, q, generated))
+
+    def _blend(self, keys: tuple[tuple[str | None, ...], ...]) -> list[float]:
+        shares = self._blends.get(keys[-1])
+        if shares is not None:
+            return shares
         shares = [0.0] * NUM_BUCKETS
         shares[PRIOR_TOKENS.bit_length() - 1] = 1.0
-        for key in self._keys(tenant, adapter, tier):
+        for key in keys:
             histogram = self._histograms.get(key)
             if histogram is not None:
                 counts = histogram.counts
                 total = sum(counts) + PSEUDO_COUNT
                 pairs = zip(counts, shares, strict=True)
                 shares = [(count + PSEUDO_COUNT * share) / total for count, share in pairs]
-        return max(generated + 1, _conditional_quantile(shares, q, generated))
+        self._blends[keys[-1]] = shares
+        return shares
 
     @staticmethod
     def _keys(tenant: str, adapter: str | None, tier: Tier) -> tuple[tuple[str | None, ...], ...]:
@@ -63,17 +77,15 @@ class LengthModel:
 
 def _conditional_quantile(shares: list[float], q: float, generated: int) -> int:
     """Quantile of L given L > generated, lengths spread evenly within each bucket."""
-    alive = []
-    for bucket, share in enumerate(shares):
-        low, high = 1 << bucket, 2 << bucket
-        alive.append(share * min(1.0, max(0, high - max(low, generated + 1)) / low))
-    wanted = q * sum(alive)
-    for bucket, share in enumerate(alive):
-        if share > 0 and wanted <= share:
-            low, high = max(1 << bucket, generated + 1), 2 << bucket
-            return low + int((high - low) * wanted / share)
+    first = (generated + 1).bit_length() - 1  # the bucket that the next token falls into
+    cut = shares[first] * ((2 << first) - generated - 1) / (1 << first)
+    wanted = q * (cut + sum(shares[first + 1 :]))
+    low, high, share = generated + 1, 2 << first, cut
+    while wanted > share and first + 1 < NUM_BUCKETS:
         wanted -= share
-    return generated + 1
+        first += 1
+        low, high, share = 1 << first, 2 << first, shares[first]
+    return low + int((high - low) * wanted / share) if share else low
 
 
 def peak_tokens(rows: Iterable[tuple[int, int]]) -> int:
@@ -84,5 +96,7 @@ def peak_tokens(rows: Iterable[tuple[int, int]]) -> int:
     held_so_far = peak = 0
     for count, (left, held) in enumerate(sorted(rows, reverse=True), start=1):
         held_so_far += held
-        peak = max(peak, left * count + held_so_far)
+        need = left * count + held_so_far
+        if need > peak:
+            peak = need
     return peak

@@ -27,10 +27,15 @@ class Residency:
                 if state == "resident" and not request.seq.is_finished:
                     self.acquire(request)
         for victim, request in list(self._drained_for.items()):
-            if request.seq.is_finished or request.has_slot or self._is_coming(request):
+            adapter = adapter_of(request)
+            if (
+                request.seq.is_finished
+                or request.has_slot
+                or self._slots.state(adapter) != "absent"
+            ):
                 del self._drained_for[victim]
-            elif self._slots.can_load(adapter_of(request)):
-                del self._drained_for[victim]
+            elif self._slots.can_load(adapter):
+                # The victim stays closed until the load has begun: nobody may slip in meanwhile.
                 self._load(request, plan)
 
     def why_not(self, request: Request, plan: StepPlan) -> WaitReason | None:
@@ -73,8 +78,13 @@ class Residency:
 
     def drain_for(self, request: Request) -> None:
         """Let the adapter that will be free soonest run out, and keep its slot for the request."""
-        is_waiting = request in self._drained_for.values() or self._is_coming(request)
-        if is_waiting or len(self._drained_for) >= max(1, len(self._users) // 2):
+        adapter = adapter_of(request)
+        is_coming = adapter in self._loading or self._slots.state(adapter) != "absent"
+        if (
+            is_coming
+            or request in self._drained_for.values()
+            or len(self._drained_for) >= max(1, len(self._users) // 2)
+        ):
             return
         victims = [adapter for adapter in self._users if adapter not in self._drained_for]
         if victims:
@@ -91,10 +101,6 @@ class Residency:
     @property
     def num_users(self) -> dict[str, int]:
         return {adapter: len(users) for adapter, users in self._users.items()}
-
-    def _is_coming(self, request: Request) -> bool:
-        adapter = adapter_of(request)
-        return adapter in self._loading or self._slots.state(adapter) != "absent"
 
     def _load(self, request: Request, plan: StepPlan) -> None:
         adapter = adapter_of(request)

@@ -8,11 +8,14 @@ seconds = a + b·tokens + c·context + d·sequences + q·attention
 import math
 from collections import deque
 from dataclasses import dataclass
+from operator import mul
 
 # What one unit of each feature is worth, so that all coefficients have the size of seconds.
 SCALES = (1.0, 1e-3, 1e-5, 1e-2, 1e-7)
+SIZE = len(SCALES)
 FORGETTING = 0.999
-MAX_TRACE = 1e4  # beyond it directions that no step excites would forget without learning
+INERTIA = 1.0  # keeps what no step tells about: the weight of a thousandth of a 30 ms step
+WARM_UP = 64  # steps that are learnt from one by one; later ones by sixteens
 RESIDUALS = 512
 
 
@@ -40,13 +43,14 @@ class StepLoad:
 
 
 class StepModel:
-    """Recursive least squares with forgetting, and the error it must be trusted with."""
+    """Least squares of relative errors with forgetting, no part negative; and how far to trust it."""
 
     def __init__(
         self, base_s: float = 0.006, per_token_s: float = 3e-5, per_context_s: float = 4e-8
     ):
         self._theta = [base_s, per_token_s / SCALES[1], per_context_s / SCALES[2], 0.0, 0.0]
-        self._covariance = [[1e-2 * (i == j) for j in range(5)] for i in range(5)]
+        self._gram = [[0.0] * SIZE for _ in range(SIZE)]  # sums of products of features
+        self._moment = [0.0] * SIZE  # sums of features times seconds
         self._ratios: deque[float] = deque(maxlen=RESIDUALS)
         self._observed = 0
         self.margin = 0.05  # p99 of actual/predicted - 1
@@ -54,7 +58,7 @@ class StepModel:
 
     def _unscale(self) -> None:
         base, token, context, seq, attention = (
-            max(0.0, t * s) for t, s in zip(self._theta, SCALES, strict=True)
+            t * s for t, s in zip(self._theta, SCALES, strict=True)
         )
         self.base_s, self.per_context_s, self.per_seq_s, self.per_pair_s = (
             base,
@@ -99,21 +103,25 @@ class StepModel:
             ranked = sorted(self._ratios)
             self.margin = max(0.0, ranked[int(0.99 * (len(ranked) - 1))])
         features = (1.0, load.num_tokens, load.context, load.num_seqs, load.attention)
-        x = [f * s for f, s in zip(features, SCALES, strict=True)]
-        p = self._covariance
-        px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in p]
-        forgetting = FORGETTING if sum(p[i][i] for i in range(5)) < MAX_TRACE else 1.0
         # Errors count relative to the step: a 1 ms miss matters in a 5 ms step.
-        weight = seconds * seconds
-        denominator = forgetting * weight + sum(a * b for a, b in zip(px, x, strict=True))
-        error = seconds - sum(t * v for t, v in zip(self._theta, x, strict=True))
-        for i in range(5):
-            gain = px[i] / denominator
-            self._theta[i] += gain * error
-            row = p[i]
-            for j in range(5):
-                row[j] = (row[j] - gain * px[j]) / forgetting
-        self._unscale()
+        x = [f * s / seconds for f, s in zip(features, SCALES, strict=True)]
+        for i, row in enumerate(self._gram):
+            xi = x[i]
+            for j in range(SIZE):
+                row[j] = row[j] * FORGETTING + xi * x[j]
+            self._moment[i] = self._moment[i] * FORGETTING + xi
+        if self._observed <= WARM_UP or self._observed % 16 == 0:
+            self._solve()
+            self._unscale()
+
+    def _solve(self, num_sweeps: int = 12) -> None:
+        """Coordinate descent from where it stands; what the steps leave open stays as it was."""
+        theta, before = self._theta, tuple(self._theta)
+        for _ in range(num_sweeps):
+            for i, row in enumerate(self._gram):
+                residual = self._moment[i] - sum(map(mul, row, theta))
+                pull = residual + INERTIA * (before[i] - theta[i])
+                theta[i] = max(0.0, theta[i] + pull / (row[i] + INERTIA))
 
     @property
     def mean_error(self) -> float:

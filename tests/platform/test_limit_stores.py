@@ -136,6 +136,16 @@ async def test_a_reservation_comes_back_by_itself(store: LimitStore) -> None:
     assert await used(store, *limits, now_ms=NOON_MS + 30_000) == [0, 0]
 
 
+async def test_a_settlement_of_nothing_forgets_no_expiry(store: LimitStore) -> None:
+    limit = concurrent(3)
+    for id, ttl_s in (("a", 30), ("b", 30), ("long", 90)):
+        await store.reserve(claim(id, limit), ttl_s, now_ms=NOON_MS)
+    await store.settle(claim("a", limit), {}, now_ms=NOON_MS)
+    later = NOON_MS + 30_000
+    assert not await store.settle(claim("a", limit), {}, now_ms=later)
+    assert await used(store, limit, now_ms=later) == [1]
+
+
 async def test_a_late_settlement_still_tells_the_truth(store: LimitStore) -> None:
     limits = (concurrent(1), daily(50))
     request = claim("slow", *limits, tokens=50)

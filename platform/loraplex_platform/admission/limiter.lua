@@ -65,7 +65,7 @@ for i = 1, (#KEYS - 1) / 2 do
       c.held = c.held - tonumber(string.match(member, '|(%d+)$'))
       redis.call('ZREM', c.holds, member)
     end
-    c.is_dirty = #gone > 0
+    if #gone > 0 then redis.call('HSET', c.state, 'held', c.held) end
     if c.held > 0 and redis.call('EXISTS', c.holds) == 0 then c.held = 0 end -- evicted
   end
   charges[i] = c
@@ -134,7 +134,6 @@ local steps = {}
 function steps.read()
   for _, c in ipairs(charges) do
     c.wait = wait_of(c)
-    if c.is_dirty then write(c) end
   end
   return reply(true)
 end
@@ -146,7 +145,6 @@ function steps.reserve()
   for _, c in ipairs(charges) do
     c.wait = wait_of(c)
     admitted = admitted and c.wait == 0
-    if c.is_dirty then write(c) end
   end
   if not admitted then return reply(false) end
   for _, c in ipairs(charges) do

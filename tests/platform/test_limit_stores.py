@@ -261,6 +261,17 @@ async def test_a_changed_limit_counts_from_what_was_used(store: LimitStore) -> N
     assert (await store.reserve(claim("b", requests(7)), 60, now_ms=NOON_MS)).admitted
 
 
+async def test_a_lowered_lease_waits_for_as_many_ends_as_it_takes(store: LimitStore) -> None:
+    for i in range(250):
+        await store.reserve(claim(f"r{i}", concurrent(250)), 60, now_ms=NOON_MS + i)
+    late = claim("late", concurrent(40))
+    outcome = await store.reserve(late, 60, now_ms=NOON_MS + 1000)
+    assert outcome.readings[0].wait_ms == 60_000 + 210 - 1000  # 211 of them must end
+    (reading,) = await store.read(TENANT, late.charges, now_ms=NOON_MS + 60_209)
+    assert reading.wait_ms == 1
+    assert (await store.reserve(late, 60, now_ms=NOON_MS + 60_210)).admitted
+
+
 async def test_a_limit_of_zero_admits_nobody_and_promises_nothing(store: LimitStore) -> None:
     for limit in (requests(0), concurrent(0), daily(0)):
         outcome = await store.reserve(claim("r", limit), 60, now_ms=NOON_MS)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from loraplex_adapters.store import AdapterStore
+from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.service import CatalogueService
 from loraplex_platform.cli_limits import limits
@@ -141,7 +142,13 @@ def remove_adapter(tenant: TenantOption, name: str) -> None:
 
 def catalogue(database: Database, settings: Settings) -> CatalogueService:
     store = AdapterStore(settings.adapter_store)
-    return CatalogueService(database, store, SystemClock(), base_id=served_name(settings))
+    return CatalogueService(
+        database,
+        store,
+        SystemClock(),
+        base_id=served_name(settings),
+        quota=check_adapter_bytes,
+    )
 
 
 @tenants.command("create")

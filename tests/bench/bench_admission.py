@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx2
 import structlog
-from tests.platform_stand import BASE, Seeded, fresh_home, seed, tiny_model
+from tests.platform_stand import BASE, Seeded, seed, tiny_model
 from tests.services import RedisServer, running_redis
 
 from loraplex_engine.fake import FakeEngine
@@ -147,9 +147,8 @@ async def whole_requests(args: argparse.Namespace, redis: RedisServer, home: Pat
 
 async def prepared(home: Path) -> tuple[Settings, Seeded]:
     """A database with one ample limit of each dimension for the tenant acme."""
-    migrated = home / "migrated.sqlite3"
-    await asyncio.to_thread(upgrade, f"sqlite:///{migrated}")
-    settings = fresh_home(home / "home", migrated)
+    settings = Settings(home=home)
+    await asyncio.to_thread(upgrade, settings.database)
     keys = await seed(settings)
     database = Database(settings.database)
     acme = await TenantService(database, SystemClock()).get("acme")

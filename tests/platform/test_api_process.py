@@ -61,7 +61,9 @@ def test_serving_a_chat_loads_no_torch(served_chat: subprocess.CompletedProcess[
     told = json.loads(served_chat.stdout)
     loaded = {name.split(".")[0] for name in told["modules"]}
     assert told["status"] == 200
-    assert loaded & {"torch", "triton", "numba", "transformers", "loraplex_kernels"} == set()
+    heavy = {"torch", "triton", "numba", "transformers", "loraplex_kernels"}
+    assert loaded & heavy == set()
+    assert "redis" not in loaded  # an extra: nobody asked for it
 
 
 def test_log_is_json_without_prompts_and_keys(

@@ -1,14 +1,20 @@
 """The limiter's gate: which limit is named, what is estimated, what the past says."""
 
+import re
+from pathlib import Path
+
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.platform.limit_stores import TENANT, concurrent, daily, monthly, requests, tokens
 
 from loraplex_platform.admission.estimator import Estimator
 from loraplex_platform.admission.gate import FIRST_OUTPUT_TOKENS, Gate
 from loraplex_platform.admission.headers import go_duration, limit_headers
-from loraplex_platform.admission.limits import Claim, Limit, Need, Outcome, Rejection
+from loraplex_platform.admission.limits import DIMENSIONS, Claim, Limit, Need, Outcome, Rejection
 from loraplex_platform.admission.memory_store import MemoryStore
+from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.store import StoreUnavailable
+from loraplex_platform.admission.tenant_limiter import type_of
 
 
 def need(id: str, tokens: int = 10, estimate: int = 0, ttl_s: float = 60) -> Need:
@@ -165,3 +171,21 @@ async def test_headers_tell_of_the_tightest_rate_of_each_unit() -> None:
         "x-ratelimit-remaining-tokens": "5990",
         "x-ratelimit-reset-tokens": "100ms",
     }
+
+
+def test_the_page_on_limits_names_every_dimension_with_its_error() -> None:
+    page = (Path(__file__).parents[2] / "deploy" / "docs" / "limits.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| `(\w+)` \| `(\w+)` \|$", page, re.MULTILINE)
+    quota = "insufficient_quota"
+    assert rows == [
+        (name, quota if d.code == quota else type_of(d.unit, name), d.code)
+        for name, d in DIMENSIONS.items()
+    ]
+
+
+def test_the_page_on_limits_names_every_metric_of_the_limiter() -> None:
+    page = (Path(__file__).parents[2] / "deploy" / "docs" / "limits.md").read_text()
+    registry = CollectorRegistry()
+    LimiterMetrics(registry)
+    named = set(re.findall(r"^\| `(loraplex_\w+?)(?:_total)?[`{]", page, re.MULTILINE))
+    assert named == {metric.name for metric in registry.collect()}

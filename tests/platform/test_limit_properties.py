@@ -132,7 +132,7 @@ def test_the_memory_store_always_agrees_with_the_truth(ops: list[Op]) -> None:
 
 @given(OPS)
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_redis_always_agrees_with_the_truth_and_with_memory(redis_url: str, ops: list[Op]) -> None:
     async def both() -> None:

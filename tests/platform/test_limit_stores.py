@@ -136,6 +136,16 @@ async def test_a_reservation_comes_back_by_itself(store: LimitStore) -> None:
     assert await used(store, *limits, now_ms=NOON_MS + 30_000) == [0, 0]
 
 
+async def test_a_settlement_of_nothing_forgets_no_expiry(store: LimitStore) -> None:
+    limit = concurrent(3)
+    for id, ttl_s in (("a", 30), ("b", 30), ("long", 90)):
+        await store.reserve(claim(id, limit), ttl_s, now_ms=NOON_MS)
+    await store.settle(claim("a", limit), {}, now_ms=NOON_MS)
+    later = NOON_MS + 30_000
+    assert not await store.settle(claim("a", limit), {}, now_ms=later)
+    assert await used(store, limit, now_ms=later) == [1]
+
+
 async def test_a_late_settlement_still_tells_the_truth(store: LimitStore) -> None:
     limits = (concurrent(1), daily(50))
     request = claim("slow", *limits, tokens=50)
@@ -249,6 +259,17 @@ async def test_a_changed_limit_counts_from_what_was_used(store: LimitStore) -> N
         await store.reserve(claim(f"r{i}", requests(10)), 60, now_ms=NOON_MS)
     assert not (await store.reserve(claim("a", requests(6)), 60, now_ms=NOON_MS)).admitted
     assert (await store.reserve(claim("b", requests(7)), 60, now_ms=NOON_MS)).admitted
+
+
+async def test_a_lowered_lease_waits_for_as_many_ends_as_it_takes(store: LimitStore) -> None:
+    for i in range(250):
+        await store.reserve(claim(f"r{i}", concurrent(250)), 60, now_ms=NOON_MS + i)
+    late = claim("late", concurrent(40))
+    outcome = await store.reserve(late, 60, now_ms=NOON_MS + 1000)
+    assert outcome.readings[0].wait_ms == 60_000 + 210 - 1000  # 211 of them must end
+    (reading,) = await store.read(TENANT, late.charges, now_ms=NOON_MS + 60_209)
+    assert reading.wait_ms == 1
+    assert (await store.reserve(late, 60, now_ms=NOON_MS + 60_210)).admitted
 
 
 async def test_a_limit_of_zero_admits_nobody_and_promises_nothing(store: LimitStore) -> None:

@@ -9,7 +9,6 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from openai import RateLimitError
-from prometheus_client import generate_latest
 from tests.platform_stand import BASE, Served, listening, usage_of
 
 from loraplex_engine.fake import FakeEngine
@@ -225,6 +224,8 @@ async def test_two_hundred_clients_that_hang_up_leave_nothing_in_flight(served: 
 
         await asyncio.gather(*(hang_up() for _ in range(200)))
     assert await in_flight(served) == 0
+    text = served.app.state.metrics.exposition().decode()
+    assert 'loraplex_inflight_requests{tier="standard"} 0.0' in text
     assert served.engine.num_running == 0
 
 
@@ -292,7 +293,7 @@ async def test_metrics_count_rejections_by_reason_and_tier(served: Served) -> No
     await limit(served, "requests_per_minute", 1)
     await statuses(served.base_url, served.keys.acme, 3)
     await usage_of(served.app)
-    text = generate_latest(served.app.state.metrics.registry).decode()
+    text = served.app.state.metrics.exposition().decode()
     line = 'loraplex_rejections_total{reason="requests_per_minute",tier="standard"} 2.0'
     assert line in text
     assert "loraplex_limiter_seconds_count 3.0" in text

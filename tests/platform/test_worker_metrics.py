@@ -17,6 +17,7 @@ from loraplex_platform.observability.metrics import Metrics
 limiter = LimiterMetrics(Metrics(FakeEngine(), Path(sys.argv[1])).registry)
 for _ in range(int(sys.argv[2])):
     limiter.rejected("tokens_per_minute", "standard")
+limiter.opened("standard")
 limiter.degraded(sys.argv[3] == "degraded")
 """
 
@@ -35,4 +36,5 @@ def test_metrics_are_summed_over_workers_but_the_engine_is_one(tmp_path: Path) -
     text = Metrics(FakeEngine(), tmp_path).exposition().decode()
     assert 'rejections_total{reason="tokens_per_minute",tier="standard"} 7.0' in text
     assert "loraplex_limiter_degraded 0.0" in text
+    assert "loraplex_inflight_requests{" not in text  # who had them in flight is gone
     assert text.count("\nloraplex_engine_up 1.0") == 1

@@ -6,32 +6,26 @@ from loraplex_platform.admission.repository import LimitRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.recent import Recent
 
-CACHE_S = 1.0  # the longest a changed limit is not seen
-CACHE_SIZE = 10_000
+CACHE_S = 0.5  # how long a changed limit may go unseen: commands promise a second
 
 
 class EffectiveLimits:
-    """The one place that says what binds a principal; read from the database once a second."""
+    """The one place that says what binds a principal; reads at most once in CACHE_S for each."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
-        self._clock = clock
-        self._cache: dict[tuple[str, str, str], tuple[float, tuple[Limit, ...]]] = {}
+        self._recent: Recent[tuple[str, str, str], tuple[Limit, ...]] = Recent(clock, CACHE_S)
 
     async def of(self, principal: Principal) -> tuple[Limit, ...]:
         who = (principal.tenant_id, principal.project_id, principal.key_id)
-        now_s = self._clock.monotonic()
-        read_s, limits = self._cache.get(who, (-CACHE_S, ()))
-        if now_s - read_s < CACHE_S:
-            return limits
-        async with self._database.reading() as session:
-            rules = await LimitRepository(session).binding(principal)
-        self._cache.pop(who, None)
-        while len(self._cache) >= CACHE_SIZE:
-            del self._cache[next(iter(self._cache))]  # the oldest
-        limits = tuple(limit_of(rule) for rule in rules)
-        self._cache[who] = (now_s, limits)
+        limits = self._recent.get(who)
+        if limits is None:
+            async with self._database.reading() as session:
+                rules = await LimitRepository(session).binding(principal)
+            limits = tuple(limit_of(rule) for rule in rules)
+            self._recent.put(who, limits)
         return limits
 
 

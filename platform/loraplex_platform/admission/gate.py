@@ -61,6 +61,7 @@ class Gate:
 
     async def admit(self, need: Need, limits: Sequence[Limit]) -> Claim | Rejection:
         """Every limit has room, and the claim holds it; or nothing was taken."""
+        assert len({limit.name for limit in limits}) == len(limits), "a limit binds once"
         claim = Claim(need.id, need.tenant, need.charges(limits), taken_at_s=self._wall_clock())
         if not claim.charges:
             return claim

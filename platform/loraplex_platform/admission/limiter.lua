@@ -40,6 +40,10 @@ local function period_end(kind, at)
   return 0
 end
 
+local function amount_of(member)
+  return tonumber(string.match(member, '|(%d+)$'))
+end
+
 local charges = {}
 for i = 1, (#KEYS - 1) / 2 do
   local a = 5 * i
@@ -61,11 +65,11 @@ for i = 1, (#KEYS - 1) / 2 do
       redis.call('DEL', c.holds)
     end
     local gone = redis.call('ZRANGEBYSCORE', c.holds, '-inf', now)
-    for _, member in ipairs(gone) do
-      c.held = c.held - tonumber(string.match(member, '|(%d+)$'))
-      redis.call('ZREM', c.holds, member)
+    if #gone > 0 then
+      for _, member in ipairs(gone) do c.held = c.held - amount_of(member) end
+      redis.call('ZREMRANGEBYSCORE', c.holds, '-inf', now)
+      redis.call('HSET', c.state, 'held', c.held)
     end
-    c.is_dirty = #gone > 0
     if c.held > 0 and redis.call('EXISTS', c.holds) == 0 then c.held = 0 end -- evicted
   end
   charges[i] = c
@@ -75,10 +79,12 @@ end
 local function lease_wait(c, missing)
   local rank = 0
   while true do
-    local first = redis.call('ZRANGE', c.holds, rank, rank, 'WITHSCORES')
-    missing = missing - tonumber(string.match(first[1], '|(%d+)$'))
-    if missing <= 0 then return tonumber(first[2]) - now end
-    rank = rank + 1
+    local page = redis.call('ZRANGE', c.holds, rank, rank + 99, 'WITHSCORES')
+    for i = 1, #page, 2 do
+      missing = missing - amount_of(page[i])
+      if missing <= 0 then return tonumber(page[i + 1]) - now end
+    end
+    rank = rank + 100
   end
 end
 
@@ -134,7 +140,6 @@ local steps = {}
 function steps.read()
   for _, c in ipairs(charges) do
     c.wait = wait_of(c)
-    if c.is_dirty then write(c) end
   end
   return reply(true)
 end
@@ -146,7 +151,6 @@ function steps.reserve()
   for _, c in ipairs(charges) do
     c.wait = wait_of(c)
     admitted = admitted and c.wait == 0
-    if c.is_dirty then write(c) end
   end
   if not admitted then return reply(false) end
   for _, c in ipairs(charges) do

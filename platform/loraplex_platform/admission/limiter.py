@@ -36,7 +36,7 @@ class Reservation:
 
     demand: Demand
     headers: Mapping[str, str] = field(default_factory=dict)
-    claim: Claim | None = None  # None: nothing limits this request
+    claim: Claim | None = None  # None: nobody counts
 
 
 class Limiter(Protocol):

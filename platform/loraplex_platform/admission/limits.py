@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-Kind = Literal["rate", "lease", "day", "month"]
+Kind = Literal["rate", "lease", "day", "month", "stock"]
 Level = Literal["key", "project", "tenant"]
 Code = Literal["rate_limit_exceeded", "insufficient_quota"]
 
@@ -22,6 +22,7 @@ class Dimension:
 
     rate: GCRA, a full bucket of `value` that refills in `period_s`. lease: what unfinished requests
     hold. day, month: what was settled since the calendar period began (UTC), plus what is held.
+    stock: what exists; no request takes any, it is checked where more of it is made.
     """
 
     name: str
@@ -38,6 +39,7 @@ CONCURRENT_REQUESTS = Dimension("concurrent_requests", "running", "lease")
 QUEUED_REQUESTS = Dimension("queued_requests", "queued", "lease")
 TOKENS_PER_DAY = Dimension("tokens_per_day", "tokens", "day")
 TOKENS_PER_MONTH = Dimension("tokens_per_month", "tokens", "month", code="insufficient_quota")
+ADAPTER_BYTES = Dimension("adapter_bytes", "adapter_bytes", "stock", code="insufficient_quota")
 DIMENSIONS: Mapping[str, Dimension] = {
     dimension.name: dimension
     for dimension in (
@@ -47,6 +49,7 @@ DIMENSIONS: Mapping[str, Dimension] = {
         QUEUED_REQUESTS,
         TOKENS_PER_DAY,
         TOKENS_PER_MONTH,
+        ADAPTER_BYTES,
     )
 }
 

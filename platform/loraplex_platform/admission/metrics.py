@@ -9,7 +9,7 @@ ERROR_RATIO = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 4.0, 8.0, 16.0)
 
 
 class LimiterMetrics:
-    """Rejections, the time inside admission, and how good the estimates are."""
+    """Rejections, what is in flight, the time inside admission, and how good the estimates are."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._rejections = Counter(
@@ -30,12 +30,25 @@ class LimiterMetrics:
             registry=registry,
             buckets=ERROR_RATIO,
         )
+        self._inflight = Gauge(
+            "loraplex_inflight_requests",
+            "Requests that were admitted and are not settled.",
+            ("tier",),
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self._degraded = Gauge(
             "loraplex_limiter_degraded",
             "Whether limits are local because the shared store is away.",
             registry=registry,
             multiprocess_mode="mostrecent",  # the store is one: who spoke to it last knows
         )
+
+    def opened(self, tier: Tier) -> None:
+        self._inflight.labels(tier).inc()
+
+    def closed(self, tier: Tier) -> None:
+        self._inflight.labels(tier).dec()
 
     def rejected(self, reason: str, tier: Tier) -> None:
         self._rejections.labels(reason, tier).inc()

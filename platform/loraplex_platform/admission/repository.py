@@ -36,6 +36,15 @@ class LimitRepository:
         order = (LimitRule.level, LimitRule.subject, LimitRule.dimension)
         return (await self._session.scalars(statement.order_by(*order))).all()
 
+    async def locked(self, tenant_id: str, dimension: str) -> LimitRule | None:
+        """The tenant's own rule; no other transaction locks it meanwhile."""
+        statement = across_tenants(LimitRule).where(
+            LimitRule.tenant_id == tenant_id,
+            LimitRule.level == "tenant",
+            LimitRule.dimension == dimension,
+        )
+        return await self._session.scalar(statement.with_for_update())
+
     async def put(self, rule: LimitRule) -> None:
         await self._session.merge(rule)
         await self._session.flush()

@@ -35,6 +35,8 @@ class LimitService:
             raise InvalidRequest(
                 f"there is no dimension {dimension!r}: {', '.join(DIMENSIONS)}", param="dimension"
             )
+        if known.kind == "stock" and subject.level != "tenant":
+            raise InvalidRequest(f"{dimension} binds a tenant as a whole", param="level")
         try:
             Limit(known, subject.level, subject.id, value)
         except ValueError as error:

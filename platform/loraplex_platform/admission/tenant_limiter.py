@@ -34,8 +34,6 @@ class TenantLimiter:
     async def reserve(self, demand: Demand) -> Reservation:
         """One round trip to the store; raises RateLimited, QuotaExceeded or Overloaded."""
         limits = await self._limits.of(demand.principal)
-        if not limits:
-            return Reservation(demand)
         started_s = time.perf_counter()
         answer = await self._gate.admit(self._need(demand), limits)
         self._metrics.took(time.perf_counter() - started_s)
@@ -43,21 +41,21 @@ class TenantLimiter:
             self._metrics.rejected(answer.limit.dimension.name, demand.tier)
             self._rejections.add(demand.principal, demand.request_id, answer)
             raise error_of(answer, demand.model)
-        headers = limit_headers(answer.charges, answer.readings)
-        return Reservation(demand, headers, answer)
+        self._metrics.opened(demand.tier)
+        return Reservation(demand, limit_headers(answer.charges, answer.readings), answer)
 
     async def started(self, reservation: Reservation) -> None:
-        if reservation.claim is not None:
-            await self._gate.release(reservation.claim, "queued")
+        assert reservation.claim is not None, "not ours"
+        await self._gate.release(reservation.claim, "queued")
 
     async def settle(self, reservation: Reservation, actual: Actual | None) -> None:
         demand, claim = reservation.demand, reservation.claim
+        assert claim is not None, "not ours"
+        self._metrics.closed(demand.tier)
         if actual is not None and actual.completion_tokens:
             self._gate.observe_output(
                 demand.principal.tenant_id, demand.model, actual.completion_tokens
             )
-        if claim is None:
-            return
         if actual is None:
             await self._gate.settle(claim, NOTHING)
             return

@@ -1,6 +1,6 @@
 """The database's registry: names per tenant, pointing at versions."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,16 +14,28 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.ids import new_id
 
+# Called in the transaction that adds a version of so many bytes to a tenant; raises to forbid it.
+Quota = Callable[[AsyncSession, str, str, int], Awaitable[None]]
+
+
+async def no_quota(session: AsyncSession, tenant: str, version: str, num_bytes: int) -> None:
+    """Whatever fits the disk."""
+
 
 class SqlRegistry:
     """Implements adapters.registry.Registry; a tenant is its id. Removed names leave a tombstone."""
 
     def __init__(
-        self, database: Database, report_of: Callable[[str], LoadReport], clock: Clock
+        self,
+        database: Database,
+        report_of: Callable[[str], LoadReport],
+        clock: Clock,
+        quota: Quota = no_quota,
     ) -> None:
         self._database = database
         self._report_of = report_of
         self._clock = clock
+        self._quota = quota
 
     async def add(self, tenant: str, name: str, version: str) -> RegisteredAdapter:
         now, report = self._clock.now(), self._report_of(version)
@@ -40,6 +52,7 @@ class SqlRegistry:
         )
         try:
             async with self._database.unit_of_work() as session:
+                await self._quota(session, tenant, version, report.num_bytes)
                 await AdapterRepository(session).add(adapter)
         except IntegrityError as error:
             raise NameTaken(f"there is an adapter {name!r} already", name=name) from error

@@ -42,6 +42,16 @@ class AdapterRepository:
         )
         return (await self._session.scalars(statement.order_by(Adapter.name))).all()
 
+    async def bytes_of_tenant(self, tenant_id: str, *, besides: str) -> int:
+        """Bytes of the tenant's living versions other than this one; two names of one count once."""
+        living = across_tenants(Adapter).where(
+            Adapter.tenant_id == tenant_id,
+            Adapter.removed_at.is_(None),
+            Adapter.version != besides,
+        )
+        versions = living.with_only_columns(Adapter.version, Adapter.num_bytes).distinct()
+        return sum(row.num_bytes for row in await self._session.execute(versions))
+
     async def is_version_used(self, version: str) -> bool:
         """Whether any tenant has a name for it."""
         living = across_tenants(Adapter).where(

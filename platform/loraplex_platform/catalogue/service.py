@@ -10,7 +10,7 @@ from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore, StoredAdapter
 from loraplex_platform.catalogue.models import Adapter
-from loraplex_platform.catalogue.registry import SqlRegistry
+from loraplex_platform.catalogue.registry import Quota, SqlRegistry, no_quota
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
@@ -23,12 +23,18 @@ class CatalogueService:
     """What an operator may do with a tenant's adapters; running servers see it at once."""
 
     def __init__(
-        self, database: Database, store: AdapterStore, clock: Clock, *, base_id: str
+        self,
+        database: Database,
+        store: AdapterStore,
+        clock: Clock,
+        *,
+        base_id: str,
+        quota: Quota = no_quota,
     ) -> None:
         self._base_id = base_id  # the base model's id, which no adapter can be called
         self._database = database
         self._store = store
-        self._registry = SqlRegistry(database, store.report, clock)
+        self._registry = SqlRegistry(database, store.report, clock, quota)
 
     async def add(
         self, tenant_id: str, name: str, folder: Path, *, base_folder: Path, max_rank: int

@@ -1,5 +1,6 @@
 """Prometheus metrics, all named loraplex_*; labels come from closed sets, never from clients."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._engine = EngineCollector(engine)
         self._shared_folder = shared_folder
+        if shared_folder is not None:
+            _forget_the_dead(shared_folder)
         by = ("tier", "outcome")
         self._requests = Counter("loraplex_requests", "Requests that ended.", by, registry=registry)
         self._tokens = Counter(
@@ -95,6 +98,24 @@ class Metrics:
         else:
             MultiProcessCollector(whole, str(self._shared_folder))  # type: ignore[no-untyped-call]
         return generate_latest(whole)
+
+
+def _forget_the_dead(folder: Path) -> None:
+    """What a killed process had in flight ended with it; what it counted stays."""
+    for path in folder.glob("gauge_live*_*.db"):
+        pid = int(path.stem.rpartition("_")[2])
+        if not _is_alive(pid):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's
+    return True
 
 
 class EngineCollector(Collector):

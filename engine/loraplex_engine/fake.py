@@ -86,6 +86,7 @@ class FakeEngine:
         )
         self.step_s = step_s
         self.die_after: int | None = None
+        self.spare = 1.0
         self.restart_s: float | None = None  # None: stays away until come_back
         self.unknown_adapters: set[str] = set()
         self.requests: list[Generate] = []
@@ -136,6 +137,7 @@ class FakeEngine:
             step_s=self.step_s,
             steps=self.num_generated,
             tokens=TokenCounters(completion=self.num_generated),
+            spare=self.spare,
         )
 
     def go_away(self) -> None:

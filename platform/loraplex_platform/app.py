@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from loraplex_adapters.blobs import BlobStore
 from loraplex_engine.client import EngineClient
 from loraplex_platform.admission.effective import EffectiveLimits
 from loraplex_platform.admission.gate import Gate
@@ -19,6 +20,8 @@ from loraplex_platform.auth.service import KeyService
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.errors import install_error_handlers
+from loraplex_platform.files import endpoints as files
+from loraplex_platform.files.service import MAX_BYTES, FileService
 from loraplex_platform.kit.clock import Clock, SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.middleware import RequestContext
@@ -28,6 +31,8 @@ from loraplex_platform.openai import endpoints as openai
 from loraplex_platform.openai.models import ModelService
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
+
+MULTIPART_BYTES = 64 * 1024  # what a form has around its file
 
 
 def create_app(
@@ -88,8 +93,14 @@ def create_app(
     app.state.inference = inference
     app.state.gate = gate
     app.state.rejections = rejections
-    app.add_middleware(RequestContext, max_body_bytes=settings.max_body_bytes)
+    app.state.files = FileService(database, BlobStore(settings.files), clock)
+    app.add_middleware(
+        RequestContext,
+        max_body_bytes=settings.max_body_bytes,
+        larger={"/v1/files": MAX_BYTES + MULTIPART_BYTES},
+    )
     install_error_handlers(app)
     app.include_router(probes.router)
     app.include_router(openai.router)
+    app.include_router(files.router)
     return app

@@ -36,6 +36,7 @@ class Settings:
     engine_wait_s: float = 30.0  # how long a request waits for an engine that restarts
     claim_ttl_s: float = 900.0  # when what a lost process reserved comes back
     max_body_bytes: int = 10 * 1024 * 1024
+    files_url: str | None = None  # any fsspec URL; None: a folder in home
     log_level: str = "info"
     engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
 
@@ -74,6 +75,11 @@ class Settings:
         return _parse_int("MAX_LORA_RANK", self.engine.get("MAX_LORA_RANK", "64"))
 
     @property
+    def files(self) -> str:
+        """Where clients' files and jobs' results lie."""
+        return self.files_url or str(self.home.absolute() / "files")
+
+    @property
     def adapter_store(self) -> Path:
         """The folder of adapter versions, which the engine reads too."""
         return self.home.absolute() / "adapters"
@@ -88,6 +94,7 @@ TEXT = (
     "model",
     "served_model_name",
     "engine_address",
+    "files_url",
     "log_level",
 )
 PATHS = ("home", "cache")

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Mapping
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,9 +19,12 @@ UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
 class RequestContext:
     """Sets `request_id` and `client_request_id` in the request's state; answers carry the first."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, larger: Mapping[str, int] | None = None
+    ) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._larger = larger or {}  # by path: what an upload may have
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,7 +48,8 @@ class RequestContext:
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                await self._app(scope, self._bounded(receive), send_with_id)
+                limit = self._larger.get(scope["path"], self._max_body_bytes)
+                await self._app(scope, _bounded(receive, limit), send_with_id)
             finally:
                 if scope["path"] not in QUIET:
                     log.info(
@@ -55,16 +60,17 @@ class RequestContext:
                         seconds=round(time.monotonic() - started, 4),
                     )
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """Counts what arrives, whatever Content-Length says."""
-        num_bytes = 0
 
-        async def bounded() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
-                raise HTTPException(413, f"The body exceeds {self._max_body_bytes} bytes.")
-            return message
+def _bounded(receive: Receive, limit: int) -> Receive:
+    """Counts what arrives, whatever Content-Length says."""
+    num_bytes = 0
 
-        return bounded
+    async def bounded() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > limit:
+            raise HTTPException(413, f"The body exceeds {limit} bytes.")
+        return message
+
+    return bounded

@@ -2,8 +2,10 @@
 
 from loraplex_platform.admission.models import LimitRule, RejectionCount, RejectionSamples
 from loraplex_platform.auth.models import ApiKey
+from loraplex_platform.batches.models import Batch, BatchLine
 from loraplex_platform.catalogue.models import Adapter
 from loraplex_platform.db.base import Base
+from loraplex_platform.files.models import StoredFile
 from loraplex_platform.tenants.models import Project, Tenant
 from loraplex_platform.usage.models import UsageEvent
 
@@ -11,10 +13,13 @@ __all__ = [
     "Adapter",
     "ApiKey",
     "Base",
+    "Batch",
+    "BatchLine",
     "LimitRule",
     "Project",
     "RejectionCount",
     "RejectionSamples",
+    "StoredFile",
     "Tenant",
     "UsageEvent",
 ]

@@ -13,6 +13,6 @@ def uuid7(now_ms: int, entropy: bytes) -> uuid.UUID:
     return uuid.UUID(int=value)
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, separator: str = "_") -> str:
     """For example `req_0197d3…`: the prefix and 32 hexadecimal digits."""
-    return f"{prefix}_{uuid7(time.time_ns() // 1_000_000, os.urandom(10)).hex}"
+    return f"{prefix}{separator}{uuid7(time.time_ns() // 1_000_000, os.urandom(10)).hex}"

@@ -1,17 +1,18 @@
 """Cursor pages in OpenAI's shape: `after` is an object's id, an empty page never has more."""
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
 
-class HasId(Protocol):
-    @property
-    def id(self) -> str: ...
+class Listed(BaseModel):
+    """What can stand in a page."""
+
+    id: str
 
 
-Item = TypeVar("Item", bound=HasId)
+Item = TypeVar("Item", bound=Listed)
 
 
 class Page(BaseModel, Generic[Item]):

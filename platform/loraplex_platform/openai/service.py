@@ -29,7 +29,7 @@ from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Pro
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.settlement import Circumstances, Settlement
 from loraplex_platform.openai.tally import Tally
-from loraplex_platform.usage.meter import Meter
+from loraplex_platform.usage.meter import Meter, Recorder
 
 CACHE_SCOPE_LABEL = "loraplex cache scope"
 SERVICE_TIER_OF: dict[Tier, str] = {
@@ -89,13 +89,14 @@ class InferenceService:
         metrics: Metrics,
         secrets: Secrets,
         clock: Clock,
+        recorder: Recorder | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._model = model
         self._limiter = limiter
         self._metrics = metrics
-        self._meter = Meter(database)
+        self._recorder = recorder or Meter(database)
         self._clock = clock
         self._scope_key = secrets.derive(CACHE_SCOPE_LABEL)
         self._resolver = Resolver(database, model.id, clock)
@@ -184,7 +185,7 @@ class InferenceService:
             self._engine,
             requests,
             tally,
-            Settlement(about, ticket, self._meter, self._metrics, self._clock),
+            Settlement(about, ticket, self._recorder, self._metrics, self._clock),
             self._clock,
             self.tasks,
             wait_s=self._settings.engine_wait_s,

@@ -19,7 +19,7 @@ from loraplex_platform.kit.principal import Principal
 from loraplex_platform.observability.metrics import Metrics, Observation
 from loraplex_platform.openai.tally import Tally
 from loraplex_platform.usage.facts import UsageFacts
-from loraplex_platform.usage.meter import Meter
+from loraplex_platform.usage.meter import Recorder
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 
@@ -47,11 +47,16 @@ class Settlement:
     """Called once by the generation, on every end."""
 
     def __init__(
-        self, about: Circumstances, ticket: Ticket, meter: Meter, metrics: Metrics, clock: Clock
+        self,
+        about: Circumstances,
+        ticket: Ticket,
+        recorder: Recorder,
+        metrics: Metrics,
+        clock: Clock,
     ) -> None:
         self._about = about
         self._ticket = ticket
-        self._meter = meter
+        self._recorder = recorder
         self._metrics = metrics
         self._clock = clock
 
@@ -62,7 +67,7 @@ class Settlement:
     async def __call__(self, tally: Tally, error: EngineError | None) -> None:
         facts = self._facts(tally, error)
         try:
-            await self._meter.record(facts)
+            await self._recorder.record(facts)
         finally:
             await self._ticket.settle(
                 Actual(facts.prompt_tokens, facts.cached_tokens, facts.completion_tokens)

@@ -1,0 +1,115 @@
+"""`/v1/files`."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.responses import Response
+
+from loraplex_platform.auth.dependencies import principal_with
+from loraplex_platform.files.ranges import ByteRange, RangeNotSatisfiable, parse_range
+from loraplex_platform.files.schemas import DeletedFile, FileObject, FileQuery, UploadForm
+from loraplex_platform.files.service import CHUNK_BYTES, FileService
+from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.pagination import Page
+from loraplex_platform.kit.principal import Principal
+
+router = APIRouter(prefix="/v1/files")
+FilesPrincipal = Annotated[Principal, Depends(principal_with("files"))]
+
+
+def files_of(request: Request) -> FileService:
+    service: FileService = request.app.state.files
+    return service
+
+
+Files = Annotated[FileService, Depends(files_of)]
+
+
+@router.post("")
+async def create_file(principal: FilesPrincipal, request: Request, files: Files) -> FileObject:
+    async with request.form(max_files=1, max_fields=16) as form:
+        upload = form.get("file")
+        if not isinstance(upload, UploadFile):
+            raise InvalidRequest(
+                "'file' is required.", param="file", code="missing_required_parameter"
+            )
+        fields = _fields(form)
+        return await files.create(principal, fields, upload.filename or "", upload.file)
+
+
+@router.get("")
+async def list_files(
+    principal: FilesPrincipal, files: Files, query: Annotated[FileQuery, Query()]
+) -> Page[FileObject]:
+    return await files.list(principal, query)
+
+
+@router.get("/{file_id}")
+async def get_file(file_id: str, principal: FilesPrincipal, files: Files) -> FileObject:
+    return FileObject.of(await files.get(principal, file_id))
+
+
+@router.delete("/{file_id}")
+async def delete_file(file_id: str, principal: FilesPrincipal, files: Files) -> DeletedFile:
+    await files.delete(principal, file_id)
+    return DeletedFile(id=file_id)
+
+
+@router.get("/{file_id}/content")
+async def get_content(
+    file_id: str, principal: FilesPrincipal, request: Request, files: Files
+) -> Response:
+    file, stream = await files.open(principal, file_id)
+    name = quote(file.filename)
+    headers = {
+        "accept-ranges": "bytes",
+        "content-disposition": f"attachment; filename*=UTF-8''{name}",
+    }
+    try:
+        part = parse_range(request.headers.get("range"), file.num_bytes)
+    except RangeNotSatisfiable:
+        stream.close()
+        return Response(status_code=416, headers={"content-range": f"bytes */{file.num_bytes}"})
+    if part is not None:
+        headers["content-range"] = f"bytes {part.start}-{part.end - 1}/{file.num_bytes}"
+    sent = part or ByteRange(0, file.num_bytes)
+    return StreamingResponse(
+        _read(stream, sent),
+        206 if part else 200,
+        headers | {"content-length": str(sent.num_bytes)},
+        media_type="application/octet-stream",
+    )
+
+
+def _fields(form: FormData) -> UploadForm:
+    """Nested fields come as `expires_after[seconds]`."""
+    given: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        outer, _, inner = name.partition("[")
+        if inner:
+            given.setdefault(outer, {})[inner.removesuffix("]")] = value
+        elif name != "file":
+            given[name] = value
+    try:
+        return UploadForm.model_validate(given)
+    except ValidationError as error:
+        details = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
+        raise RequestValidationError(details) from error
+
+
+def _read(stream: BinaryIO, part: ByteRange) -> Iterator[bytes]:
+    with stream:
+        stream.seek(part.start)
+        left = part.num_bytes
+        while left > 0:
+            chunk = stream.read(min(CHUNK_BYTES, left))
+            if not chunk:
+                raise EOFError("the file is shorter than its row says")
+            left -= len(chunk)
+            yield chunk

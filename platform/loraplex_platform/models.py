@@ -5,16 +5,39 @@ from loraplex_platform.auth.models import ApiKey
 from loraplex_platform.catalogue.models import Adapter
 from loraplex_platform.db.base import Base
 from loraplex_platform.tenants.models import Project, Tenant
-from loraplex_platform.usage.models import UsageEvent
+from loraplex_platform.usage.billing_models import (
+    BillingProfile,
+    BudgetAlert,
+    BudgetRow,
+    CreditGrant,
+    CreditUse,
+    InvoiceLine,
+    InvoiceRow,
+    LedgerEntry,
+    PriceBookRow,
+)
+from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 
 __all__ = [
     "Adapter",
     "ApiKey",
     "Base",
+    "BillingProfile",
+    "BudgetAlert",
+    "BudgetRow",
+    "CreditGrant",
+    "CreditUse",
+    "InvoiceLine",
+    "InvoiceRow",
+    "LatencyMinute",
+    "LedgerEntry",
     "LimitRule",
+    "PriceBookRow",
     "Project",
     "RejectionCount",
     "RejectionSamples",
     "Tenant",
     "UsageEvent",
+    "UsageMinute",
+    "UsageQuarter",
 ]

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from sqlalchemy import Select, select
+from sqlalchemy import Delete, Select, delete, select
 
 from loraplex_platform.db.base import TenantOwned
 from loraplex_platform.kit.principal import Principal
@@ -18,3 +18,8 @@ def for_tenant(principal: Principal, table: type[Row]) -> Select[Row]:
 def across_tenants(table: type[Row]) -> Select[Row]:
     """Rows of all tenants: for the operator's commands, the console, and to find out who asks."""
     return select(table)
+
+
+def removing_across_tenants(table: type[Row]) -> Delete:
+    """Deletes rows of all tenants: what has served its time, or is about to be made anew."""
+    return delete(table)

@@ -86,6 +86,7 @@ class InferenceService:
         model: ServedModel,
         database: Database,
         limiter: Limiter,
+        meter: Meter,
         metrics: Metrics,
         secrets: Secrets,
         clock: Clock,
@@ -95,7 +96,7 @@ class InferenceService:
         self._model = model
         self._limiter = limiter
         self._metrics = metrics
-        self._meter = Meter(database)
+        self._meter = meter
         self._clock = clock
         self._scope_key = secrets.derive(CACHE_SCOPE_LABEL)
         self._resolver = Resolver(database, model.id, clock)
@@ -165,6 +166,7 @@ class InferenceService:
             principal=order.caller.principal,
             endpoint="/v1/chat/completions" if order.is_chat else "/v1/completions",
             model=request.model,
+            base_model=self._model.id,
             adapter_version=order.target.adapter_version,
             tier=order.target.tier,
             region=self._settings.region,

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0005_batches"
-down_revision = "0002_limits"
+down_revision = "0004_billing"
 branch_labels = None
 depends_on = None
 

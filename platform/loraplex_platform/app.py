@@ -31,6 +31,10 @@ from loraplex_platform.openai import endpoints as openai
 from loraplex_platform.openai.models import ModelService
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
+from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.meter import Meter
+from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.spool import Spool
 
 MULTIPART_BYTES = 64 * 1024  # what a form has around its file
 
@@ -53,6 +57,8 @@ def create_app(
         settings.redis_url, settings.redis_timeout_s, settings.workers, limiter_metrics.degraded
     )
     gate = Gate(store, UsageHistory(database, clock))
+    prices = PriceService(database, clock)
+    meter = Meter(database, Books(prices, clock), Spool(settings.home / "spool"))
     rejections = RejectionLog(database, clock)
     tenant_limiter = TenantLimiter(
         gate,
@@ -67,6 +73,7 @@ def create_app(
         model=model,
         database=database,
         limiter=limiter or tenant_limiter,
+        recorder=meter,
         metrics=metrics,
         secrets=secrets,
         clock=clock,
@@ -75,11 +82,13 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
-        writing = asyncio.create_task(rejections.run())
+        running = [asyncio.create_task(run()) for run in (rejections.run, meter.run)]
         yield
         await inference.tasks.drain()  # what was served is written down first
-        writing.cancel()
+        for task in running:
+            task.cancel()
         await rejections.flush()
+        meter.close()
         await gate.close()
         await engine.close()
         await database.close()
@@ -91,6 +100,8 @@ def create_app(
     app.state.keys = KeyService(database, secrets, clock)
     app.state.models = ModelService(database, model, clock.now())
     app.state.inference = inference
+    app.state.meter = meter
+    app.state.prices = prices
     app.state.gate = gate
     app.state.rejections = rejections
     app.state.files = FileService(database, BlobStore(settings.files), clock)

@@ -7,7 +7,18 @@ from loraplex_platform.catalogue.models import Adapter
 from loraplex_platform.db.base import Base
 from loraplex_platform.files.models import StoredFile
 from loraplex_platform.tenants.models import Project, Tenant
-from loraplex_platform.usage.models import UsageEvent
+from loraplex_platform.usage.billing_models import (
+    BillingProfile,
+    BudgetAlert,
+    BudgetRow,
+    CreditGrant,
+    CreditUse,
+    InvoiceLine,
+    InvoiceRow,
+    LedgerEntry,
+    PriceBookRow,
+)
+from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 
 __all__ = [
     "Adapter",
@@ -15,11 +26,23 @@ __all__ = [
     "Base",
     "Batch",
     "BatchLine",
+    "BillingProfile",
+    "BudgetAlert",
+    "BudgetRow",
+    "CreditGrant",
+    "CreditUse",
+    "InvoiceLine",
+    "InvoiceRow",
+    "LatencyMinute",
+    "LedgerEntry",
     "LimitRule",
+    "PriceBookRow",
     "Project",
     "RejectionCount",
     "RejectionSamples",
     "StoredFile",
     "Tenant",
     "UsageEvent",
+    "UsageMinute",
+    "UsageQuarter",
 ]

@@ -19,7 +19,6 @@ from loraplex_platform.kit.errors import RateLimited
 from loraplex_platform.tenants.schemas import TenantChange
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.facts import UsageFacts
-from loraplex_platform.usage.meter import Meter
 
 PROMPT_TOKENS = len("<user\nhello>\n<assistant\n")  # <, > stand for special tokens
 MakeApp = Callable[..., FastAPI]
@@ -279,5 +278,5 @@ async def test_facts_are_written_once_however_often(served: Served) -> None:
     [event] = await usage_of(served.app)
     names = {field.name for field in fields(UsageFacts)}
     facts = UsageFacts(**{name: getattr(event, name) for name in names})
-    await Meter(served.app.state.database).record(facts)
+    await served.app.state.meter.record(facts)
     assert len(await usage_of(served.app)) == 1

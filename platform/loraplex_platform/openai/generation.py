@@ -91,7 +91,7 @@ class Generation:
     async def pieces(self) -> AsyncIterator[Piece]:
         """Events as they come. From the first one on, a lost engine is an error."""
         while (piece := await self._pieces.get()) is not None:
-            self._has_sent = True
+            self._has_sent = self._tally.was_delivered = True
             yield piece
         await asyncio.wait({self._task})
         self._task.result()  # raises a fault of ours
@@ -106,7 +106,7 @@ class Generation:
     def abandon(self) -> None:
         """The client is gone: stop the sequences, and let them say what they cost."""
         if not (self._task.done() or self._is_abandoned):
-            self._is_abandoned = True
+            self._is_abandoned = self._tally.was_delivered = True
             self._tasks.spawn(self._abort())
 
     async def _abort(self) -> None:

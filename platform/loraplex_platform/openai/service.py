@@ -29,7 +29,7 @@ from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Pro
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.settlement import Circumstances, Settlement
 from loraplex_platform.openai.tally import Tally
-from loraplex_platform.usage.meter import Meter, Recorder
+from loraplex_platform.usage.meter import Recorder
 
 CACHE_SCOPE_LABEL = "loraplex cache scope"
 SERVICE_TIER_OF: dict[Tier, str] = {
@@ -86,17 +86,17 @@ class InferenceService:
         model: ServedModel,
         database: Database,
         limiter: Limiter,
+        recorder: Recorder,
         metrics: Metrics,
         secrets: Secrets,
         clock: Clock,
-        recorder: Recorder | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._model = model
         self._limiter = limiter
         self._metrics = metrics
-        self._recorder = recorder or Meter(database)
+        self._recorder = recorder
         self._clock = clock
         self._scope_key = secrets.derive(CACHE_SCOPE_LABEL)
         self._resolver = Resolver(database, model.id, clock)
@@ -166,6 +166,7 @@ class InferenceService:
             principal=order.caller.principal,
             endpoint="/v1/chat/completions" if order.is_chat else "/v1/completions",
             model=request.model,
+            base_model=self._model.id,
             adapter_version=order.target.adapter_version,
             tier=order.target.tier,
             region=self._settings.region,

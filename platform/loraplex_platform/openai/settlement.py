@@ -32,6 +32,7 @@ class Circumstances:
     principal: Principal
     endpoint: Endpoint
     model: str
+    base_model: str
     adapter_version: str | None
     tier: Tier
     region: str
@@ -96,6 +97,7 @@ class Settlement:
             key_id=about.principal.key_id,
             endpoint=about.endpoint,
             model=about.model,
+            base_model=about.base_model,
             adapter_version=about.adapter_version,
             tier=about.tier,
             outcome=tally.outcome if error is None else "error",
@@ -113,6 +115,7 @@ class Settlement:
             total_s=self._clock.monotonic() - about.started_s,
             engine_s=tally.engine_s,
             region=about.region,
+            delivered=error is None or tally.was_delivered,
             job_id=about.job_id,
             end_user=about.end_user,
             client_request_id=about.client_request_id,

@@ -31,6 +31,7 @@ class Tally:
     sequences: list[SequenceTally]
     first_token_s: float | None = None  # monotonic
     attempts: int = field(default=1)
+    was_delivered: bool = False  # whether the client was given any of it, or went away
 
     @classmethod
     def of(cls, requests: list[Generate], num_choices: int) -> "Tally":

@@ -19,6 +19,7 @@ class UsageFacts:
     key_id: str
     endpoint: str
     model: str  # as the client named it
+    base_model: str
     adapter_version: str | None
     tier: Tier
     outcome: Outcome
@@ -36,6 +37,7 @@ class UsageFacts:
     total_s: float
     engine_s: float
     region: str
+    delivered: bool = True  # whether the client got any of it, or left of its own accord
     job_id: str | None = None
     end_user: str | None = None
     client_request_id: str | None = None

@@ -1,9 +1,9 @@
-"""Usage events: what happened, without money."""
+"""Facts: usage events, and the sums that are made of them alone."""
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Index
+from sqlalchemy import BigInteger, ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex_platform.db.base import Base, TenantOwned
@@ -16,6 +16,8 @@ class UsageEvent(TenantOwned, Base):
     __table_args__ = (
         Index("ix_usage_event_tenant_id_ended_at", "tenant_id", "ended_at"),
         Index("ix_usage_event_ended_at", "ended_at"),
+        Index("ix_usage_event_tenant_id_started_at", "tenant_id", "started_at", "request_id"),
+        Index("ix_usage_event_started_at", "started_at", "request_id"),
     )
 
     request_id: Mapped[str] = mapped_column(primary_key=True)
@@ -23,6 +25,7 @@ class UsageEvent(TenantOwned, Base):
     key_id: Mapped[str]
     endpoint: Mapped[str]
     model: Mapped[str]  # as the client named it
+    base_model: Mapped[str]
     adapter_version: Mapped[str | None]  # None: the base model
     tier: Mapped[str]  # the tier used
     outcome: Mapped[str]  # usage.facts.Outcome
@@ -40,7 +43,57 @@ class UsageEvent(TenantOwned, Base):
     total_s: Mapped[float]
     engine_s: Mapped[float]
     region: Mapped[str]
+    delivered: Mapped[bool]  # whether the client got any of it, or left of its own accord
     job_id: Mapped[str | None]
     end_user: Mapped[str | None]
     client_request_id: Mapped[str | None]
     request_metadata: Mapped[dict[str, Any] | None]
+
+
+class UsageSums:
+    """Events of one kind that started within one bucket; made of events, and remade at will."""
+
+    bucket: Mapped[datetime] = mapped_column(primary_key=True)  # its first moment
+    project_id: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    base_model: Mapped[str] = mapped_column(primary_key=True)
+    adapter: Mapped[str] = mapped_column(primary_key=True)  # version, or usage.prices.BASE
+    tier: Mapped[str] = mapped_column(primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    failed_requests: Mapped[int] = mapped_column(BigInteger)
+    uncached_prompt_tokens: Mapped[int] = mapped_column(BigInteger)  # these three are paid for
+    cached_prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    unbilled_tokens: Mapped[int] = mapped_column(BigInteger)  # of requests that failed
+    recomputed_tokens: Mapped[int] = mapped_column(BigInteger)  # the platform's cost
+
+
+class UsageQuarter(UsageSums, TenantOwned, Base):
+    """Quarter hours: hours, days and months of every zone are sums of them."""
+
+    __tablename__ = "usage_quarter"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+
+
+class UsageMinute(UsageSums, TenantOwned, Base):
+    """Minutes, kept for two days."""
+
+    __tablename__ = "usage_minute"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+
+
+class LatencyMinute(TenantOwned, Base):
+    """How many requests of a minute took about this long; kept for two days."""
+
+    __tablename__ = "latency_minute"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    bucket: Mapped[datetime] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    tier: Mapped[str] = mapped_column(primary_key=True)
+    measure: Mapped[str] = mapped_column(primary_key=True)  # usage.rollups.Measure
+    bin: Mapped[int] = mapped_column(primary_key=True)  # index into usage.rollups.BIN_EDGES_S
+    count: Mapped[int] = mapped_column(BigInteger)

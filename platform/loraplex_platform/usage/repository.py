@@ -1,25 +1,120 @@
-"""Statements on usage events."""
+"""Statements on usage events and on the sums that are made of them."""
 
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
 
-from sqlalchemy import func
+from sqlalchemy import func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.db.scope import across_tenants
-from loraplex_platform.usage.models import UsageEvent
+from loraplex_platform.db.scope import across_tenants, remove_across_tenants
+from loraplex_platform.db.upsert import MAX_PARAMETERS, add_up, insert_into
+from loraplex_platform.usage.facts import UsageFacts
+from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
+from loraplex_platform.usage.periods import Period
+from loraplex_platform.usage.rollups import Sums
+
+PAGE = 2_000  # events read at once
 
 
 class UsageRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def add(self, event: UsageEvent) -> None:
-        self._session.add(event)
-        await self._session.flush()
+    async def add_new(self, facts: Sequence[UsageFacts]) -> list[UsageFacts]:
+        """Write those that are not there yet; returns them."""
+        step = MAX_PARAMETERS // len(UsageEvent.__table__.columns)
+        new: set[str] = set()
+        for start in range(0, len(facts), step):
+            rows = [asdict(fact) for fact in facts[start : start + step]]
+            statement = insert_into(self._session, UsageEvent).values(rows)
+            statement = statement.on_conflict_do_nothing()
+            ids = await self._session.scalars(statement.returning(UsageEvent.request_id))
+            new.update(ids)
+        return list({fact.request_id: fact for fact in facts if fact.request_id in new}.values())
 
-    async def exists(self, request_id: str) -> bool:
-        there = across_tenants(UsageEvent).where(UsageEvent.request_id == request_id)
-        return await self._session.scalar(there) is not None
+    async def add_up(self, sums: Sums) -> None:
+        await self.add_up_quarters(sums)
+        await add_up(self._session, UsageMinute, sums.minutes)
+        await add_up(self._session, LatencyMinute, sums.latencies)
+
+    async def add_up_quarters(self, sums: Sums) -> None:
+        await add_up(self._session, UsageQuarter, sums.quarters)
+
+    async def pages(
+        self, period: Period | None = None, tenant_id: str | None = None
+    ) -> AsyncIterator[Sequence[UsageEvent]]:
+        """Events that started within the period by (start, id), a page at a time."""
+        order = (UsageEvent.started_at, UsageEvent.request_id)
+        statement = across_tenants(UsageEvent).order_by(*order).limit(PAGE)
+        if tenant_id is not None:
+            statement = statement.where(UsageEvent.tenant_id == tenant_id)
+        if period is not None:
+            start, end = period
+            statement = statement.where(UsageEvent.started_at < end)
+            statement = statement.where(UsageEvent.started_at >= start)
+        following = statement
+        while page := (await self._session.scalars(following)).all():
+            yield page
+            last = (page[-1].started_at, page[-1].request_id)
+            following = statement.where(tuple_(*order) > last)
+            self._session.expunge_all()
+
+    async def clear_quarters(self, period: Period) -> None:
+        start, end = period
+        await self._session.execute(
+            remove_across_tenants(UsageQuarter).where(
+                UsageQuarter.bucket >= start, UsageQuarter.bucket < end
+            )
+        )
+
+    async def clear_minutes_before(self, moment: datetime) -> None:
+        for table in (UsageMinute, LatencyMinute):
+            statement = remove_across_tenants(table).where(table.bucket < moment)
+            await self._session.execute(statement)
+
+    async def span(self) -> Period | None:
+        """From the first event's start to the last one's; None without events."""
+        started = UsageEvent.started_at
+        ends = across_tenants(UsageEvent).with_only_columns(func.min(started), func.max(started))
+        first, last = (await self._session.execute(ends)).one()
+        return None if first is None else Period(first, last)
+
+    async def quarters(
+        self,
+        tenant_id: str,
+        period: Period,
+        *,
+        project_id: str | None = None,
+        key_id: str | None = None,
+    ) -> Sequence[UsageQuarter]:
+        """Of one tenant, oldest first; the period starts and ends with quarter hours."""
+        start, end = period
+        statement = across_tenants(UsageQuarter).where(
+            UsageQuarter.tenant_id == tenant_id,
+            UsageQuarter.bucket >= start,
+            UsageQuarter.bucket < end,
+        )
+        if project_id is not None:
+            statement = statement.where(UsageQuarter.project_id == project_id)
+        if key_id is not None:
+            statement = statement.where(UsageQuarter.key_id == key_id)
+        return (await self._session.scalars(statement.order_by(UsageQuarter.bucket))).all()
+
+    async def first_quarter(self, tenant_id: str) -> datetime | None:
+        first = across_tenants(UsageQuarter).where(UsageQuarter.tenant_id == tenant_id)
+        return await self._session.scalar(first.with_only_columns(func.min(UsageQuarter.bucket)))
+
+    async def latencies(
+        self, period: Period, tenant_id: str | None = None
+    ) -> Sequence[LatencyMinute]:
+        start, end = period
+        statement = across_tenants(LatencyMinute).where(
+            LatencyMinute.bucket >= start, LatencyMinute.bucket < end
+        )
+        if tenant_id is not None:
+            statement = statement.where(LatencyMinute.tenant_id == tenant_id)
+        return (await self._session.scalars(statement.order_by(LatencyMinute.bucket))).all()
 
     async def tokens_since(
         self, tenant_id: str, since: datetime, *, project_id: str | None, key_id: str | None

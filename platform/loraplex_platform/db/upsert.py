@@ -1,0 +1,34 @@
+"""INSERT … ON CONFLICT: both databases know it, SQLAlchemy has it in each dialect's own insert."""
+
+from typing import Any
+
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_platform.db.base import Base
+
+MAX_PARAMETERS = 30_000  # SQLite takes 32,766 of them, PostgreSQL 65,535
+
+
+def insert_into(session: AsyncSession, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
+    name = session.get_bind().dialect.name
+    return sqlite.insert(table) if name == "sqlite" else postgresql.insert(table)
+
+
+async def add_up(session: AsyncSession, table: type[Base], rows: list[dict[str, Any]]) -> None:
+    """Insert rows; where a key exists already, add to every column that is not part of it.
+
+    The rows go in the order of their keys, so that two writers never wait for each other in a ring.
+    """
+    columns = table.__table__.columns
+    keys = [column.name for column in columns if column.primary_key]
+    rows = sorted(rows, key=lambda row: [row[key] for key in keys])
+    step = MAX_PARAMETERS // len(columns)
+    for start in range(0, len(rows), step):
+        statement = insert_into(session, table).values(rows[start : start + step])
+        sums = {
+            column.name: column + statement.excluded[column.name]
+            for column in columns
+            if not column.primary_key
+        }
+        await session.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums))

@@ -1,0 +1,57 @@
+"""Calendar periods in a tenant's zone, and the quarter hours that they are made of."""
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+BUCKET = timedelta(minutes=15)  # every current UTC offset is a multiple of it
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Span = Literal["day", "month"]
+
+
+class Period(NamedTuple):
+    """Half-open, in UTC."""
+
+    start: datetime
+    end: datetime
+
+    def __contains__(self, moment: object) -> bool:
+        return isinstance(moment, datetime) and self.start <= moment < self.end
+
+
+def floor_to(moment: datetime, width: timedelta) -> datetime:
+    """The last multiple of the width (counted from the Unix epoch) that is not later."""
+    return moment - (moment - EPOCH) % width
+
+
+def is_bucket_start(moment: datetime) -> bool:
+    return floor_to(moment, BUCKET) == moment
+
+
+def period_of(moment: datetime, span: Span, zone: ZoneInfo) -> Period:
+    """The calendar day or month of the zone that contains the moment."""
+    today = moment.astimezone(zone).date()
+    if span == "day":
+        return Period(_midnight(today, zone), _midnight(today + timedelta(days=1), zone))
+    return month_of(today.year, today.month, zone)
+
+
+def month_of(year: int, month: int, zone: ZoneInfo) -> Period:
+    years, months = divmod(year * 12 + month, 12)  # of the month that follows
+    return Period(
+        _midnight(date(year, month, 1), zone), _midnight(date(years, months + 1, 1), zone)
+    )
+
+
+def months_between(start: datetime, end: datetime, zone: ZoneInfo) -> Iterator[Period]:
+    """The calendar months that touch [start, end), oldest first."""
+    while start < end:
+        period = period_of(start, "month", zone)
+        yield period
+        start = period.end
+
+
+def _midnight(day: date, zone: ZoneInfo) -> datetime:
+    """The day's first moment; where the clocks skip midnight, the moment they do."""
+    return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)

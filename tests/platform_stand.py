@@ -147,7 +147,9 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)
-        config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            app, log_config=None, lifespan="on", timeout_graceful_shutdown=2, proxy_headers=False
+        )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -36,6 +36,7 @@ def main() -> None:
         port=settings.port,
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # uvicorn would believe whoever connects from this machine
         timeout_graceful_shutdown=DRAIN_S,
     )
     sockets = None if args.fd is None else [socket.socket(fileno=args.fd)]

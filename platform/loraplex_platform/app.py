@@ -16,8 +16,13 @@ from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.admission.stores import open_store
 from loraplex_platform.admission.tenant_limiter import TenantLimiter
+from loraplex_platform.audit.service import AuditService
+from loraplex_platform.auth.admin_keys import AdminKeyService
+from loraplex_platform.auth.authenticator import Authenticator
+from loraplex_platform.auth.networks import networks_of
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.config import Settings
+from loraplex_platform.control.router import router as control
 from loraplex_platform.db.database import Database
 from loraplex_platform.errors import install_error_handlers
 from loraplex_platform.files import endpoints as files
@@ -31,6 +36,12 @@ from loraplex_platform.openai import endpoints as openai
 from loraplex_platform.openai.models import ModelService
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
+from loraplex_platform.people.passwords import Passwords
+from loraplex_platform.people.service import PeopleService
+from loraplex_platform.people.sessions import SessionService
+from loraplex_platform.rest.idempotency import Idempotency
+from loraplex_platform.tenants.projects import ProjectService
+from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
@@ -79,15 +90,21 @@ def create_app(
         clock=clock,
     )
 
+    authenticator = Authenticator(database, secrets, clock)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
-        running = [asyncio.create_task(run()) for run in (rejections.run, meter.run)]
+        running = [
+            asyncio.create_task(run())
+            for run in (rejections.run, meter.run, authenticator.uses.run)
+        ]
         yield
         await inference.tasks.drain()  # what was served is written down first
         for task in running:
             task.cancel()
         await rejections.flush()
+        await authenticator.uses.flush()
         meter.close()
         await gate.close()
         await engine.close()
@@ -97,7 +114,16 @@ def create_app(
     app.state.database = database
     app.state.engine = engine
     app.state.metrics = metrics
+    app.state.authenticator = authenticator
     app.state.keys = KeyService(database, secrets, clock)
+    app.state.admin_keys = AdminKeyService(database, secrets, clock)
+    app.state.audit = AuditService(database)
+    passwords = Passwords()
+    app.state.people = PeopleService(database, secrets, passwords, clock)
+    app.state.sessions = SessionService(database, secrets, passwords, clock)
+    app.state.idempotency = Idempotency(database, secrets, clock)
+    app.state.tenants = TenantService(database, clock)
+    app.state.projects = ProjectService(database, clock)
     app.state.models = ModelService(database, model, clock.now())
     app.state.inference = inference
     app.state.meter = meter
@@ -109,9 +135,11 @@ def create_app(
         RequestContext,
         max_body_bytes=settings.max_body_bytes,
         larger={"/v1/files": MAX_BYTES + MULTIPART_BYTES},
+        trusted_proxies=networks_of(settings.trusted_proxies),
     )
     install_error_handlers(app)
     app.include_router(probes.router)
     app.include_router(openai.router)
     app.include_router(files.router)
+    app.include_router(control)
     return app

@@ -11,6 +11,7 @@ from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.service import CatalogueService
 from loraplex_platform.cli_limits import limits
+from loraplex_platform.cli_operators import operators
 from loraplex_platform.command import TenantOption, open_database, run
 from loraplex_platform.config import Settings, load_settings
 from loraplex_platform.db.database import Database
@@ -38,6 +39,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(adapters, name="adapters")
 app.add_typer(models, name="models")
 app.add_typer(limits, name="limits")
+app.add_typer(operators, name="operators")
 
 ModelOption = Annotated[
     str | None, typer.Option(help="A Hugging Face folder or hub id; the demo model when absent.")
@@ -174,8 +176,11 @@ def list_tenants() -> None:
 
     async def work() -> None:
         async with open_database() as database:
-            for tenant in await TenantService(database, SystemClock()).list():
-                typer.echo(f"{tenant.name}  {tenant.id}  {tenant.weight:g}  {tenant.max_tier}")
+            service = TenantService(database, SystemClock())
+            for tenant in await service.list():
+                standing = await service.standing(tenant)
+                facts = f"{tenant.state}  {standing.weight:g}  {standing.max_tier}"
+                typer.echo(f"{tenant.name}  {tenant.id}  {facts}")
 
     run(work())
 

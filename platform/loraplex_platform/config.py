@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 
 PREFIX = "LORAPLEX_"
@@ -37,6 +38,7 @@ class Settings:
     claim_ttl_s: float = 900.0  # when what a lost process reserved comes back
     max_body_bytes: int = 10 * 1024 * 1024
     files_url: str | None = None  # any fsspec URL; None: a folder in home
+    trusted_proxies: tuple[str, ...] = ()  # CIDR, comma-separated: whose X-Forwarded-For counts
     log_level: str = "info"
     engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
 
@@ -56,6 +58,11 @@ class Settings:
         for name in ("redis_timeout_s", "claim_ttl_s"):
             if getattr(self, name) <= 0:
                 raise BadSetting(name.upper(), str(getattr(self, name)), "a positive number")
+        for network in self.trusted_proxies:
+            try:
+                ip_network(network)
+            except ValueError as error:
+                raise BadSetting("TRUSTED_PROXIES", network, "CIDR networks") from error
         if self.log_level not in LOG_LEVELS:
             raise BadSetting("LOG_LEVEL", self.log_level, " or ".join(LOG_LEVELS))
 
@@ -99,6 +106,7 @@ TEXT = (
 )
 PATHS = ("home", "cache")
 INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes")
+LISTS = ("trusted_proxies",)
 SECONDS = ("engine_wait_s", "redis_timeout_s", "claim_ttl_s")
 
 
@@ -108,7 +116,7 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     values: dict[str, object] = {
         "cache": Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loraplex"
     }
-    for name in (*TEXT, *PATHS, *INTEGERS, *SECONDS):
+    for name in (*TEXT, *PATHS, *INTEGERS, *SECONDS, *LISTS):
         raw = given.pop(name.upper(), None)
         if raw is not None:
             values[name] = _parse(name, raw)
@@ -130,6 +138,8 @@ def _parse_int(name: str, raw: str) -> int:
 def _parse(name: str, raw: str) -> object:
     if name in PATHS:
         return Path(raw).expanduser()
+    if name in LISTS:
+        return tuple(part.strip() for part in raw.split(",") if part.strip())
     try:
         if name in INTEGERS:
             return int(raw)

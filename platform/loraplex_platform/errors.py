@@ -34,9 +34,12 @@ SHAPES: dict[type[kit.PlatformError], HttpShape] = {
     kit.InvalidRequest: HttpShape(400, "invalid_request_error"),
     kit.TooLarge: HttpShape(413, "invalid_request_error"),
     kit.InvalidApiKey: HttpShape(401, "invalid_request_error"),
+    kit.InvalidLogin: HttpShape(401, "invalid_request_error"),
     kit.PermissionDenied: HttpShape(403, "permission_error"),
     kit.NotFound: HttpShape(404, "invalid_request_error"),
     kit.Conflict: HttpShape(409, "invalid_request_error"),
+    kit.PreconditionFailed: HttpShape(412, "invalid_request_error"),
+    kit.KeyReused: HttpShape(422, "invalid_request_error"),
     kit.RateLimited: HttpShape(429, "rate_limit_error"),
     kit.Overloaded: HttpShape(503, "service_unavailable_error"),
     kit.DeadlineExceeded: HttpShape(504, "server_error"),
@@ -79,6 +82,8 @@ def headers_of(error: kit.PlatformError) -> dict[str, str]:
     """Headers that steer the client: when to retry, or not to."""
     if isinstance(error, kit.InvalidApiKey):
         return {"www-authenticate": "Bearer"}
+    if isinstance(error, kit.StillRunning):
+        return retry_headers(error.retry_after_s)
     if isinstance(error, kit.Conflict):
         return {"x-should-retry": "false"}  # the official client retries every 409 and 429
     if isinstance(error, kit.RateLimited):

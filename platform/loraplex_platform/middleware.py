@@ -1,40 +1,57 @@
-"""Around every request: an id of our own, a bounded body, one line in the log."""
+"""Around every request: an id of our own, the caller's address, a bounded body, a line in the log."""
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from loraplex_platform.auth.networks import Network, client_address
 from loraplex_platform.kit.ids import new_id
 
 log = structlog.get_logger(__name__)
 QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
+INTERNAL = b"x-loraplex-"  # headers that only we may set: a client's are dropped
 
 
 class RequestContext:
-    """Sets `request_id` and `client_request_id` in the request's state; answers carry the first."""
+    """Sets `request_id`, `client_request_id` and `address` in the request's state.
+
+    Answers carry the first.
+    """
 
     def __init__(
-        self, app: ASGIApp, max_body_bytes: int, larger: Mapping[str, int] | None = None
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        *,
+        larger: Mapping[str, int] | None = None,
+        trusted_proxies: Sequence[Network] = (),
     ) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._larger = larger or {}  # by path: what an upload may have
+        self._trusted_proxies = trusted_proxies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id, started = new_id("req"), time.monotonic()
-        theirs = Headers(scope=scope).get("x-request-id")
+        scope["headers"] = [h for h in scope["headers"] if not h[0].startswith(INTERNAL)]
+        headers = Headers(scope=scope)
+        theirs = headers.get("x-request-id")
+        peer = scope["client"][0] if scope.get("client") else None
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["client_request_id"] = theirs and UNPRINTABLE.sub("", theirs)[:128]
+        state["address"] = client_address(
+            peer, headers.get("x-forwarded-for"), self._trusted_proxies
+        )
         status = 500
 
         async def send_with_id(message: Message) -> None:

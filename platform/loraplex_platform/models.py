@@ -1,12 +1,15 @@
 """Every table, so that `Base.metadata` is whole after importing this module."""
 
 from loraplex_platform.admission.models import LimitRule, RejectionCount, RejectionSamples
-from loraplex_platform.auth.models import ApiKey
+from loraplex_platform.audit.models import AuditEvent
+from loraplex_platform.auth.models import AdminKey, ApiKey, KeyUse
 from loraplex_platform.batches.models import Batch, BatchLine
 from loraplex_platform.catalogue.models import Adapter
 from loraplex_platform.db.base import Base
 from loraplex_platform.files.models import StoredFile
-from loraplex_platform.tenants.models import Project, Tenant
+from loraplex_platform.people.models import LoginSession, OneTimeLink, Person
+from loraplex_platform.rest.models import IdempotentRequest
+from loraplex_platform.tenants.models import Plan, Project, ServiceAccount, Tenant
 from loraplex_platform.usage.billing_models import (
     BillingProfile,
     BudgetAlert,
@@ -22,7 +25,9 @@ from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinut
 
 __all__ = [
     "Adapter",
+    "AdminKey",
     "ApiKey",
+    "AuditEvent",
     "Base",
     "Batch",
     "BatchLine",
@@ -31,15 +36,22 @@ __all__ = [
     "BudgetRow",
     "CreditGrant",
     "CreditUse",
+    "IdempotentRequest",
     "InvoiceLine",
     "InvoiceRow",
+    "KeyUse",
     "LatencyMinute",
     "LedgerEntry",
     "LimitRule",
+    "LoginSession",
+    "OneTimeLink",
+    "Person",
+    "Plan",
     "PriceBookRow",
     "Project",
     "RejectionCount",
     "RejectionSamples",
+    "ServiceAccount",
     "StoredFile",
     "Tenant",
     "UsageEvent",

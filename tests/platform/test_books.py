@@ -22,11 +22,13 @@ from tests.usage_stand import (
     two_tenants,
 )
 
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import ManualClock
+from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import LatencyMinute, Tenant, UsageMinute
 from loraplex_platform.usage.books import prune_minutes, rebuild_quarters
 from loraplex_platform.usage.facts import UsageFacts
@@ -62,10 +64,8 @@ async def test_a_fault_of_ours_is_counted_and_costs_nothing(database: Database) 
 async def books_after(home: Settings, batches: list[list[UsageFacts]]) -> tuple[object, ...]:
     """What a fresh database says once these were posted."""
     database = Database(home.database)
-    async with database.unit_of_work() as session:
-        session.add_all(
-            Tenant(id=id, name=id, weight=1, max_tier="batch", created_at=NOON) for id in "ab"
-        )
+    async with changing(database, COMMAND_LINE.actor, ManualClock()) as session:
+        session.add_all(Tenant(id=id, name=id, state="active", created_at=NOON) for id in "ab")
     for batch in batches:
         await post(database, batch)
     state = await entries_of(database), await quarters_of(database), await num_events(database)

@@ -15,11 +15,13 @@ from tests.platform_stand import letter_engine, listening, seed
 
 import loraplex_platform
 from loraplex_platform.app import create_app
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database, sync_url
 from loraplex_platform.db.migrations import downgrade, upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import Base, Tenant, UsageEvent
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.tenants.service import TenantService
@@ -72,12 +74,10 @@ async def test_api_serves_and_meters_on_postgres(
 
 
 async def test_unit_of_work_rolls_back_when_its_body_fails(database: Database) -> None:
-    tenant = Tenant(
-        id="ten_1", name="a", weight=1, max_tier="batch", created_at=SystemClock().now()
-    )
+    tenant = Tenant(id="ten_1", name="a", state="active", created_at=SystemClock().now())
 
     async def fail_after_writing() -> None:
-        async with database.unit_of_work() as session:
+        async with changing(database, COMMAND_LINE.actor, SystemClock()) as session:
             session.add(tenant)
             await session.flush()
             raise ZeroDivisionError
@@ -113,6 +113,9 @@ def test_repositories_start_every_statement_from_the_tenant_scope() -> None:
     assert offences == []
 
 
-def test_tables_with_a_tenant_are_tenant_owned() -> None:
+def test_tables_without_a_tenant_are_the_platforms_own() -> None:
     tables = [t for t in Base.metadata.tables.values() if t.name != "tenant"]
-    assert [t.name for t in tables if "tenant_id" not in t.columns] == []
+    assert {t.name for t in tables if "tenant_id" not in t.columns} == {
+        "idempotent_request",
+        "plan",
+    }

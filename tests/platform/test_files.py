@@ -215,7 +215,7 @@ async def test_an_upload_that_never_ended_is_swept(served: Served) -> None:
             raise ConnectionError
 
     files: FileService = served.app.state.files
-    principal = await served.app.state.keys.authenticate(served.keys.acme)
+    principal = await served.app.state.authenticator.authenticate(served.keys.acme)
     assert isinstance(principal, Principal)
     form = file_service.UploadForm(purpose="batch")
     with pytest.raises(ConnectionError):

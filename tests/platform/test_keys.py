@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loraplex_platform.auth.authenticator import CACHE_S, Authenticator
 from loraplex_platform.auth.keys import PlainKey, digest_of, matches, new_key, parse_key
-from loraplex_platform.auth.service import CACHE_S, KeyService
+from loraplex_platform.auth.service import KeyService
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import ManualClock
 from loraplex_platform.kit.errors import InvalidApiKey
@@ -27,6 +28,11 @@ def key_service(database: Database, tmp_path: Path, clock: ManualClock) -> KeySe
 
 
 @pytest.fixture
+def authenticator(database: Database, tmp_path: Path, clock: ManualClock) -> Authenticator:
+    return Authenticator(database, Secrets.load_or_create(tmp_path), clock)
+
+
+@pytest.fixture
 async def acme(database: Database, clock: ManualClock) -> Tenant:
     return await TenantService(database, clock).create("acme")
 
@@ -37,43 +43,50 @@ async def issue(database: Database, key_service: KeyService, tenant: Tenant) -> 
 
 
 async def test_key_authenticates_as_its_tenant_and_project(
-    database: Database, key_service: KeyService, acme: Tenant
+    database: Database, key_service: KeyService, authenticator: Authenticator, acme: Tenant
 ) -> None:
     key = await issue(database, key_service, acme)
-    principal = await key_service.authenticate(str(key))
+    principal = await authenticator.authenticate(str(key))
     assert (principal.tenant_id, principal.key_id) == (acme.id, key.id)
 
 
 async def test_wrong_secret_of_a_known_id_is_refused(
-    database: Database, key_service: KeyService, acme: Tenant
+    database: Database, key_service: KeyService, authenticator: Authenticator, acme: Tenant
 ) -> None:
     key = await issue(database, key_service, acme)
-    await key_service.authenticate(str(key))  # the cache knows the id
+    await authenticator.authenticate(str(key))  # the cache knows the id
     with pytest.raises(InvalidApiKey):
-        await key_service.authenticate(str(new_key()._replace(id=key.id)))
+        await authenticator.authenticate(str(new_key()._replace(id=key.id)))
 
 
 async def test_revoked_key_works_no_longer_than_the_cache_lives(
-    database: Database, key_service: KeyService, acme: Tenant, tmp_path: Path, clock: ManualClock
+    database: Database,
+    key_service: KeyService,
+    authenticator: Authenticator,
+    acme: Tenant,
+    clock: ManualClock,
 ) -> None:
     key = await issue(database, key_service, acme)
-    other_process = KeyService(database, Secrets.load_or_create(tmp_path), clock)
-    await other_process.authenticate(str(key))
+    await authenticator.authenticate(str(key))
     await key_service.revoke(key.id)
     clock.advance(CACHE_S)
     with pytest.raises(InvalidApiKey):
-        await other_process.authenticate(str(key))
+        await authenticator.authenticate(str(key))
 
 
 async def test_unknown_key_is_not_remembered_as_unknown(
-    database: Database, key_service: KeyService, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+    database: Database,
+    key_service: KeyService,
+    authenticator: Authenticator,
+    acme: Tenant,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key = new_key()
     with pytest.raises(InvalidApiKey):
-        await key_service.authenticate(str(key))
+        await authenticator.authenticate(str(key))
     monkeypatch.setattr("loraplex_platform.auth.service.new_key", lambda: key)
     await issue(database, key_service, acme)
-    assert (await key_service.authenticate(str(key))).key_id == key.id
+    assert (await authenticator.authenticate(str(key))).key_id == key.id
 
 
 async def test_database_holds_no_secret(
@@ -93,7 +106,7 @@ async def test_hash_outlives_a_rotation_of_the_secret_file(
     path.write_text(f"k2 {'ab' * 32}\n{path.read_text()}")
     rotated = Secrets.load_or_create(tmp_path)
     assert rotated.key_id == "k2"
-    assert (await KeyService(database, rotated, clock).authenticate(str(key))).key_id == key.id
+    assert (await Authenticator(database, rotated, clock).authenticate(str(key))).key_id == key.id
 
 
 def test_secret_file_is_private_and_made_once(tmp_path: Path) -> None:

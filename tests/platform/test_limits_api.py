@@ -38,7 +38,7 @@ async def subject_of(app: FastAPI, level: Level, key: str) -> Subject:
     ids = {
         "tenant": acme.id,
         "project": (await tenants.default_project(acme)).id,
-        "key": (await app.state.keys.authenticate(key)).key_id,
+        "key": (await app.state.authenticator.authenticate(key)).key_id,
     }
     return Subject(acme.id, level, ids[level])
 
@@ -70,7 +70,7 @@ async def statuses(base_url: str, key: str, count: int) -> list[int]:
 async def in_flight(served: Served) -> int:
     """What the lease on concurrent requests holds."""
     await served.app.state.inference.tasks.drain()
-    principal = await served.app.state.keys.authenticate(served.keys.acme)
+    principal = await served.app.state.authenticator.authenticate(served.keys.acme)
     limits = await served.app.state.inference._limiter._limits.of(principal)
     readings = await served.app.state.gate.read(principal.tenant_id, limits)
     return sum(
@@ -182,7 +182,7 @@ async def test_the_estimate_gives_way_to_what_was_used(served: Served) -> None:
     client = served.client()
     await client.chat.completions.create(**ASK | {"max_tokens": 100, "stop": ["a", "e", "i", "o"]})
     (event,) = await usage_of(served.app)
-    principal = await served.app.state.keys.authenticate(served.keys.acme)
+    principal = await served.app.state.authenticator.authenticate(served.keys.acme)
     limits = await served.app.state.inference._limiter._limits.of(principal)
     (reading,) = await served.app.state.gate.read(principal.tenant_id, limits)
     assert reading.used == event.prompt_tokens + event.completion_tokens < 100
@@ -256,7 +256,7 @@ async def test_a_flood_of_rejections_is_one_row_and_a_hundred_samples(served: Se
         answers = await statuses(served.base_url, served.keys.acme, 40)
         assert answers == [429] * 40
         await served.app.state.rejections.flush()
-    principal = await served.app.state.keys.authenticate(served.keys.acme)
+    principal = await served.app.state.authenticator.authenticate(served.keys.acme)
     rows = await limits_of(served.app).rejections(principal.tenant_id, timedelta(hours=1))
     assert sum(row.count for row in rows) == 120
     assert len(rows) <= 2  # the minute may have turned
@@ -309,7 +309,7 @@ def test_several_workers_without_redis_are_refused() -> None:
 
 async def _samples(served: Served) -> list[dict[str, Any]]:
     await served.app.state.rejections.flush()
-    principal = await served.app.state.keys.authenticate(served.keys.acme)
+    principal = await served.app.state.authenticator.authenticate(served.keys.acme)
     rows = await limits_of(served.app).samples(principal.tenant_id)
     return [sample for row in rows for sample in row.samples]
 

@@ -1,15 +1,19 @@
-"""The form of a key: `lpx_<id>_<secret>`, and the hash that is stored of it."""
+"""The form of a key: `lpx_<id>_<secret>`, and the hash that is stored of it.
+
+Admin keys and one-time links have prefixes of their own: one realm never takes another's keys.
+"""
 
 import hashlib
 import hmac
 import re
 import secrets
 import string
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 ALPHABET = string.ascii_letters + string.digits
-FORM = re.compile(r"lpx_([A-Za-z0-9]{16})_([A-Za-z0-9]{43})")
+FORM = re.compile(r"(lpx|lpxadmin|lpxlink)_([A-Za-z0-9]{16})_([A-Za-z0-9]{43})")
 PEPPER_LABEL = "loraplex api key pepper"
+Realm = Literal["lpx", "lpxadmin", "lpxlink"]
 
 
 class PlainKey(NamedTuple):
@@ -17,22 +21,25 @@ class PlainKey(NamedTuple):
 
     id: str
     secret: str
+    realm: Realm = "lpx"
 
     def __str__(self) -> str:
-        return f"lpx_{self.id}_{self.secret}"
+        return f"{self.realm}_{self.id}_{self.secret}"
 
     def __repr__(self) -> str:
         return f"PlainKey(id={self.id!r})"
 
 
-def new_key() -> PlainKey:
+def new_key(realm: Realm = "lpx") -> PlainKey:
     """62^43 secrets: more than 256 bits."""
-    return PlainKey(_random(16), _random(43))
+    return PlainKey(_random(16), _random(43), realm)
 
 
-def parse_key(text: str) -> PlainKey | None:
+def parse_key(text: str, realm: Realm = "lpx") -> PlainKey | None:
     match = FORM.fullmatch(text)
-    return None if match is None else PlainKey(match[1], match[2])
+    if match is None or match[1] != realm:
+        return None
+    return PlainKey(match[2], match[3], realm)
 
 
 def digest_of(key: PlainKey, pepper: bytes) -> str:

@@ -1,48 +1,32 @@
-"""Rules about keys: making, revoking, and finding out who asks."""
+"""Rules about tenants' keys: making, changing, rotating, revoking."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 
-from loraplex_platform.auth.keys import (
-    PEPPER_LABEL,
-    PlainKey,
-    digest_of,
-    matches,
-    new_key,
-    parse_key,
-)
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_platform.audit.trail import changing
+from loraplex_platform.auth.digests import new_digest
+from loraplex_platform.auth.keys import PlainKey, new_key
 from loraplex_platform.auth.models import ApiKey
 from loraplex_platform.auth.repository import KeyRepository
+from loraplex_platform.auth.schemas import KeyPath, check_grace, check_key_values, check_scopes
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import InvalidApiKey, InvalidRequest, NotFound
-from loraplex_platform.kit.principal import ALL_SCOPES, Principal
-from loraplex_platform.kit.recent import Recent
+from loraplex_platform.kit.errors import Conflict, NotFound
+from loraplex_platform.kit.principal import ALL_SCOPES, COMMAND_LINE, Administrator
+from loraplex_platform.kit.revisions import check_revision
 from loraplex_platform.kit.secrets import Secrets
-
-CACHE_S = 1.0  # the longest a revoked key still works
-NO_DIGEST = "0" * 64
-
-
-@dataclass(frozen=True, slots=True)
-class KnownKey:
-    """What a key's row says, without the session it came from."""
-
-    principal: Principal
-    digest: str
-    pepper_id: str
-    expires_at: datetime | None
+from loraplex_platform.tenants.projects import found_account, found_project
 
 
 class KeyService:
-    """Knows keys by their hashes only."""
+    """A key's secret is seen once, when it is made or rotated."""
 
     def __init__(self, database: Database, secrets: Secrets, clock: Clock) -> None:
         self._database = database
         self._secrets = secrets
         self._clock = clock
-        self._recent: Recent[str, KnownKey] = Recent(clock, CACHE_S)
 
     async def create(
         self,
@@ -52,71 +36,110 @@ class KeyService:
         name: str = "",
         scopes: Sequence[str] = ALL_SCOPES,
         expires_at: datetime | None = None,
+        values: Mapping[str, object] | None = None,
+        by: Administrator = COMMAND_LINE,
     ) -> PlainKey:
-        """A new key; this is the only time its secret is seen."""
-        if unknown := set(scopes) - set(ALL_SCOPES):
-            raise InvalidRequest(f"unknown scopes: {', '.join(sorted(unknown))}", param="scopes")
+        """`values`: allowed_models, allowed_networks, service_account_id."""
+        check_scopes(scopes)
+        check_key_values(values or {})
         key = new_key()
-        pepper = self._secrets.derive(PEPPER_LABEL)
+        digest = new_digest(self._secrets, key)
         row = ApiKey(
             id=key.id,
             tenant_id=tenant_id,
             project_id=project_id,
             name=name,
-            digest=digest_of(key, pepper),
-            pepper_id=self._secrets.key_id,
+            digest=digest.hex,
+            pepper_id=digest.pepper_id,
             last_four=key.secret[-4:],
             scopes=list(scopes),
             created_at=self._clock.now(),
             expires_at=expires_at,
+            **(values or {}),
         )
-        async with self._database.unit_of_work() as session:
+        async with changing(self._database, by.actor, self._clock) as session:
+            await self._check_place(session, by, row)
             await KeyRepository(session).add(row)
         return key
 
-    async def revoke(self, key_id: str) -> ApiKey:
-        """Takes the key out of use; running servers follow within CACHE_S."""
-        async with self._database.unit_of_work() as session:
-            row = await KeyRepository(session).get(key_id)
-            if row is None:
+    async def page(
+        self,
+        by: Administrator,
+        tenant_id: str,
+        project_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+    ) -> Sequence[ApiKey]:
+        async with self._database.reading() as session:
+            await found_project(session, by, tenant_id, project_id)
+            return await KeyRepository(session).page(by, tenant_id, project_id, after, limit)
+
+    async def find(self, by: Administrator, path: KeyPath) -> ApiKey:
+        async with self._database.reading() as session:
+            return await _found(session, by, path)
+
+    async def last_used(
+        self, by: Administrator, tenant_id: str, keys: Sequence[ApiKey]
+    ) -> dict[str, datetime]:
+        async with self._database.reading() as session:
+            ids = [key.id for key in keys]
+            return await KeyRepository(session).last_used(by, tenant_id, ids)
+
+    async def change(
+        self,
+        by: Administrator,
+        path: KeyPath,
+        values: Mapping[str, object],
+        *,
+        revision: int | None = None,
+    ) -> ApiKey:
+        check_key_values(values)
+        async with changing(self._database, by.actor, self._clock) as session:
+            key = await _found(session, by, path)
+            check_revision(key, revision)
+            for name, value in values.items():
+                setattr(key, name, value)
+        return key
+
+    async def rotate(self, by: Administrator, path: KeyPath, grace: timedelta) -> PlainKey:
+        """A new secret for the same key; the old one works until the grace is over."""
+        check_grace(grace)
+        async with changing(self._database, by.actor, self._clock) as session:
+            key = await _found(session, by, path)
+            if key.revoked_at is not None:
+                raise Conflict("a revoked key cannot be rotated")
+            plain = new_key()._replace(id=key.id)
+            digest = new_digest(self._secrets, plain)
+            key.previous_digest, key.previous_pepper_id = key.digest, key.pepper_id
+            key.previous_until = self._clock.now() + grace
+            key.digest, key.pepper_id = digest.hex, digest.pepper_id
+            key.last_four = plain.secret[-4:]
+        return plain
+
+    async def revoke(self, key_id: str, *, by: Administrator = COMMAND_LINE) -> ApiKey:
+        """Takes the key out of use; running servers follow within authenticator.CACHE_S."""
+        async with changing(self._database, by.actor, self._clock) as session:
+            key = await KeyRepository(session).get(key_id)
+            if key is None or not by.sees(key.tenant_id):
                 raise NotFound(f"there is no key {key_id!r}", param="id")
-            row.revoked_at = row.revoked_at or self._clock.now()
-        self._recent.drop(key_id)
-        return row
+            key.revoked_at = key.revoked_at or self._clock.now()
+        return key
 
     async def of_tenant(self, tenant_id: str) -> Sequence[ApiKey]:
         async with self._database.reading() as session:
             return await KeyRepository(session).of_tenant(tenant_id)
 
-    async def authenticate(self, presented: str) -> Principal:
-        """The principal of a presented key; the same error whatever is wrong with it."""
-        key = parse_key(presented)
-        if key is None:
-            raise InvalidApiKey
-        known = await self._known(key.id)
-        pepper_id = known.pepper_id if known else self._secrets.key_id
-        pepper = self._secrets.derive_with(pepper_id, PEPPER_LABEL)
-        # An unknown id costs the same comparison as a wrong secret.
-        is_right = matches(key, pepper or bytes(32), known.digest if known else NO_DIGEST)
-        if known is None or pepper is None or not is_right:
-            raise InvalidApiKey
-        if known.expires_at is not None and known.expires_at <= self._clock.now():
-            raise InvalidApiKey
-        return known.principal
+    async def _check_place(self, session: AsyncSession, by: Administrator, key: ApiKey) -> None:
+        project = await found_project(session, by, key.tenant_id, key.project_id)
+        if project.archived_at is not None:
+            raise Conflict("an archived project takes no new keys")
+        if key.service_account_id is not None:
+            await found_account(session, by, key.tenant_id, key.project_id, key.service_account_id)
 
-    async def _known(self, key_id: str) -> KnownKey | None:
-        known = self._recent.get(key_id)
-        if known is not None:
-            return known
-        async with self._database.reading() as session:
-            row = await KeyRepository(session).get(key_id)
-        if row is None or row.revoked_at is not None:
-            return None
-        known = KnownKey(
-            Principal(row.tenant_id, row.project_id, row.id, frozenset(row.scopes)),
-            row.digest,
-            row.pepper_id,
-            row.expires_at,
-        )
-        self._recent.put(key_id, known)
-        return known
+
+async def _found(session: AsyncSession, by: Administrator, path: KeyPath) -> ApiKey:
+    key = await KeyRepository(session).find(by, *path)
+    if key is None:
+        raise NotFound(f"there is no key {path.key_id!r}", param="key_id")
+    return key

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import JSON, DateTime, Dialect, ForeignKey, MetaData
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 NAMING = {
@@ -46,6 +46,32 @@ class Base(DeclarativeBase):
 
 
 class TenantOwned:
-    """A row that belongs to one tenant: read it through `for_tenant`."""
+    """A row that belongs to one tenant: read it through `for_tenant` or `visible_to`."""
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), sort_order=-1)
+
+
+class PerhapsTenantOwned:
+    """A row of one tenant, or of the platform itself: read it through `visible_to`."""
+
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenant.id"), sort_order=-1)
+
+
+class Audited:
+    """A row that changes only together with the audit log: see `audit.trail.changing`.
+
+    Columns marked SECRET never appear there.
+    """
+
+
+SECRET = {"secret": True}  # for mapped_column(info=SECRET)
+
+
+class Revised:
+    """A row whose `revision` counts its changes: an update that read an older one fails."""
+
+    revision: Mapped[int] = mapped_column(sort_order=100)
+
+    @declared_attr.directive
+    def __mapper_args__(cls) -> dict[str, Any]:
+        return {"version_id_col": cls.__table__.c.revision}  # type: ignore[attr-defined]

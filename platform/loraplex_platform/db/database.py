@@ -6,9 +6,16 @@ from contextlib import asynccontextmanager
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, UOWTransaction
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
+from loraplex_platform.db.base import Audited
+
+UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout)  # the database cannot be asked
+CONNECT_S = 3
 SQLITE_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=NORMAL",
@@ -36,19 +43,38 @@ def _with_driver(url: str, sqlite: str, postgres: str) -> str:
     return parsed.set(drivername=drivers[backend]).render_as_string(hide_password=False)
 
 
+class WritingSession(Session):
+    """Refuses to change audited rows until `audit.trail` watches it."""
+
+
+@event.listens_for(WritingSession, "before_flush")
+def refuse_unaudited(session: Session, _: UOWTransaction, __: object) -> None:
+    if "actor" not in session.info:
+        changed = [*session.new, *session.dirty, *session.deleted]
+        assert not any(isinstance(row, Audited) for row in changed), "use audit.trail.changing"
+
+
 class Database:
     """Hands out units of work; nobody else begins, commits or rolls back."""
 
     def __init__(self, url: str, *, pool_size: int = 5, pool_timeout_s: float = 30.0) -> None:
         self.url = url
+        is_sqlite = make_url(url).drivername.startswith("sqlite")
         self._engine = create_async_engine(
-            async_url(url), pool_size=pool_size, max_overflow=0, pool_timeout=pool_timeout_s
+            async_url(url),
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=pool_timeout_s,
+            pool_pre_ping=not is_sqlite,  # a restarted Postgres is not noticed by a fact's writer
+            connect_args={} if is_sqlite else {"connect_timeout": CONNECT_S},
         )
-        if self._engine.dialect.name == "sqlite":
+        if is_sqlite:
             event.listen(self._engine.sync_engine, "connect", configure_sqlite)
             event.listen(self._engine.sync_engine, "begin", begin_sqlite)
         reader = self._engine.execution_options(postgresql_readonly=True)
-        self._write = async_sessionmaker(self._engine, expire_on_commit=False)
+        self._write = async_sessionmaker(
+            self._engine, expire_on_commit=False, sync_session_class=WritingSession
+        )
         self._read = async_sessionmaker(reader, expire_on_commit=False)
 
     @asynccontextmanager

@@ -4,10 +4,13 @@ from typing import TypeVar
 
 from sqlalchemy import Delete, Select, Update, delete, select, update
 
-from loraplex_platform.db.base import TenantOwned
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.db.base import Base, PerhapsTenantOwned, TenantOwned
+from loraplex_platform.kit.principal import Administrator, Principal
 
 Row = TypeVar("Row", bound=TenantOwned)
+Seen = TypeVar("Seen", bound=TenantOwned | PerhapsTenantOwned)
+Platform = TypeVar("Platform", bound=Base)
+ACROSS = "loraplex_across_tenants"
 
 
 def for_tenant(principal: Principal, table: type[Row]) -> Select[Row]:
@@ -15,16 +18,29 @@ def for_tenant(principal: Principal, table: type[Row]) -> Select[Row]:
     return select(table).where(table.tenant_id == principal.tenant_id)
 
 
-def across_tenants(table: type[Row]) -> Select[Row]:
+def visible_to(by: Administrator, table: type[Seen]) -> Select[Seen]:
+    """What an administrator may see: staff see all rows, a tenant's people their own."""
+    if by.tenant_id is None:
+        return across_tenants(table)
+    return select(table).where(table.tenant_id == by.tenant_id)
+
+
+def across_tenants(table: type[Seen]) -> Select[Seen]:
     """Rows of all tenants: for the operator's commands, the console, and to find out who asks."""
+    return select(table).execution_options(**{ACROSS: True})
+
+
+def for_platform(table: type[Platform]) -> Select[Platform]:
+    """Rows of no tenant: plans, admin keys, sessions."""
+    assert "tenant_id" not in table.__table__.c, "a tenant's rows need a scope"
     return select(table)
 
 
 def change_across_tenants(table: type[Row]) -> Update:
     """A change of many rows at once, for the platform's own work; narrow it with `.where`."""
-    return update(table)
+    return update(table).execution_options(**{ACROSS: True})
 
 
 def remove_across_tenants(table: type[Row]) -> Delete:
     """The same for rows that are no longer needed."""
-    return delete(table)
+    return delete(table).execution_options(**{ACROSS: True})

@@ -6,10 +6,14 @@ PlatformError
 │   ├── ContextLengthExceeded
 │   └── TooLarge
 ├── InvalidApiKey             no key, an unknown one, or a revoked one: always the same answer
+├── InvalidLogin              whatever is wrong with it
 ├── PermissionDenied
 ├── NotFound                  also what belongs to another tenant
 │   └── ModelNotFound
 ├── Conflict
+│   └── StillRunning          the same idempotency key is at work
+├── PreconditionFailed        the object changed since it was read
+├── KeyReused                 an idempotency key with another request
 ├── RateLimited               carries retry_after_s
 │   └── QuotaExceeded         waiting does not help
 ├── Overloaded                carries retry_after_s
@@ -65,6 +69,12 @@ class InvalidApiKey(PlatformError):
     code = "invalid_api_key"
 
 
+class InvalidLogin(PlatformError):
+    """E-mail address or password is wrong."""
+
+    code = "invalid_login"
+
+
 class PermissionDenied(PlatformError):
     """The key may not do this."""
 
@@ -89,6 +99,25 @@ class ModelNotFound(NotFound):
 
 class Conflict(PlatformError):
     """The object's state does not allow this."""
+
+
+class StillRunning(Conflict):
+    """A request with this Idempotency-Key is still running."""
+
+    code = "idempotency_in_flight"
+    retry_after_s = 1.0
+
+
+class PreconditionFailed(PlatformError):
+    """The object changed since you read it: read it again and repeat your change."""
+
+    code = "precondition_failed"
+
+
+class KeyReused(PlatformError):
+    """This Idempotency-Key was used with another request."""
+
+    code = "idempotency_key_reused"
 
 
 class RateLimited(PlatformError):

@@ -18,9 +18,11 @@ class Recent(Generic[Key, Value]):
         self._max_size = max_size
         self._held: dict[Key, tuple[float, Value]] = {}  # oldest first
 
-    def get(self, key: Key) -> Value | None:
+    def get(self, key: Key, max_age_s: float | None = None) -> Value | None:
+        """Not older than `max_age_s`, where that is less than the age that all are kept for."""
         put_s, value = self._held.get(key, (None, None))
-        if put_s is None or self._clock.monotonic() - put_s >= self._max_age_s:
+        limit_s = self._max_age_s if max_age_s is None else min(max_age_s, self._max_age_s)
+        if put_s is None or self._clock.monotonic() - put_s >= limit_s:
             return None
         return value
 

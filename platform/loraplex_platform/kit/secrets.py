@@ -54,6 +54,10 @@ class Secrets:
         """The 32-byte key for this label, from the newest secret."""
         return hkdf(self._keys[self.key_id], label)
 
+    def derive_all(self, label: str) -> list[bytes]:
+        """The keys for this label from every secret, newest first."""
+        return [hkdf(secret, label) for secret in self._keys.values()]
+
     def derive_with(self, key_id: str, label: str) -> bytes | None:
         """The same from the named secret; None when that is no longer known."""
         secret = self._keys.get(key_id)

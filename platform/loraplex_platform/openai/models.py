@@ -21,9 +21,11 @@ class ModelService:
         async with self._database.reading() as session:
             adapters = await AdapterRepository(session).all_of(principal)
         own = [_model(a.name, a.created_at, principal.tenant_id) for a in adapters]
-        return [self._base, *own]
+        return [model for model in [self._base, *own] if principal.may_use(model["id"])]
 
     async def get(self, principal: Principal, model_id: str) -> Json:
+        if not principal.may_use(model_id):
+            raise ModelNotFound(model_id)
         if model_id == self._base["id"]:
             return self._base
         async with self._database.reading() as session:

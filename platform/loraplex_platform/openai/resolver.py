@@ -6,7 +6,7 @@ from loraplex_engine.messages import TIERS, TenantShare, Tier
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import InvalidRequest, ModelNotFound
+from loraplex_platform.kit.errors import InvalidRequest, ModelNotFound, PermissionDenied
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.kit.recent import Recent
 from loraplex_platform.openai.parameters import Parameters, ServiceTier
@@ -49,6 +49,12 @@ class Resolver:
 
     async def resolve(self, principal: Principal, request: Parameters) -> Target:
         """The adapter version behind a name; other tenants' names do not exist."""
+        if not principal.may_use(request.model):
+            raise PermissionDenied(
+                f"This key may not use the model '{request.model}'.",
+                param="model",
+                code="model_not_allowed",
+            )
         known = self._known.get((principal.tenant_id, request.model))
         if known is None:
             known = await self._look_up(principal, request.model)
@@ -58,15 +64,17 @@ class Resolver:
 
     async def _look_up(self, principal: Principal, model: str) -> Known:
         async with self._database.reading() as session:
-            tenant = await TenantRepository(session).own(principal)
+            tenants = TenantRepository(session)
+            tenant = await tenants.own(principal)
+            standing = await tenants.standing(tenant)
             version = None
             if model != self._base_id:
                 adapter = await AdapterRepository(session).named(principal, model)
                 if adapter is None:
                     raise ModelNotFound(model)
                 version = adapter.version
-        share = TenantShare(tenant.id, tenant.weight, tenant.max_running, tenant.kv_share)
-        return Known(version, tenant.max_tier, share)
+        share = TenantShare(tenant.id, standing.weight, standing.max_running, standing.kv_share)
+        return Known(version, standing.max_tier, share)
 
 
 def _tier_of(asked: ServiceTier | None, max_tier: str) -> Tier:

@@ -1,22 +1,31 @@
-"""Statements on tenants and projects."""
+"""Statements on tenants, projects, service accounts and plans."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.db.scope import across_tenants, for_tenant
-from loraplex_platform.kit.principal import Principal
-from loraplex_platform.tenants.models import Project, Tenant
+from loraplex_platform.db.paging import page_after
+from loraplex_platform.db.scope import across_tenants, for_platform, for_tenant, visible_to
+from loraplex_platform.kit.principal import Administrator, Principal
+from loraplex_platform.tenants.models import Plan, Project, ServiceAccount, Tenant
+from loraplex_platform.tenants.schemas import Standing, standing_of
+
+Row = TypeVar("Row", Tenant, Project, ServiceAccount, Plan)
 
 
 class TenantRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def add(self, tenant: Tenant, project: Project) -> None:
-        self._session.add(tenant)
-        await self._session.flush()
-        self._session.add(project)
+    async def add(self, *rows: Row) -> None:
+        """In this order."""
+        for row in rows:
+            self._session.add(row)
+            await self._session.flush()
+
+    async def remove(self, row: Row) -> None:
+        await self._session.delete(row)
         await self._session.flush()
 
     async def own(self, principal: Principal) -> Tenant:
@@ -29,8 +38,59 @@ class TenantRepository:
     async def all(self) -> Sequence[Tenant]:
         return (await self._session.scalars(across_tenants(Tenant).order_by(Tenant.name))).all()
 
+    async def find(self, by: Administrator, tenant_id: str) -> Tenant | None:
+        return await self._session.scalar(visible_to(by, Tenant).where(Tenant.id == tenant_id))
+
+    async def page(self, by: Administrator, after: str | None, limit: int) -> Sequence[Tenant]:
+        statement = page_after(visible_to(by, Tenant), Tenant.id, after, limit)
+        return (await self._session.scalars(statement)).all()
+
+    async def standing(self, tenant: Tenant) -> Standing:
+        plan = None if tenant.plan_id is None else await self.plan(tenant.plan_id)
+        return standing_of(tenant, plan)
+
     async def default_project(self, tenant_id: str) -> Project:
         statement = across_tenants(Project).where(
             Project.tenant_id == tenant_id, Project.name == "default"
         )
         return (await self._session.scalars(statement)).one()
+
+    async def project(self, by: Administrator, tenant_id: str, project_id: str) -> Project | None:
+        statement = visible_to(by, Project).where(
+            Project.tenant_id == tenant_id, Project.id == project_id
+        )
+        return await self._session.scalar(statement)
+
+    async def projects(
+        self, by: Administrator, tenant_id: str, after: str | None, limit: int
+    ) -> Sequence[Project]:
+        own = visible_to(by, Project).where(Project.tenant_id == tenant_id)
+        return (await self._session.scalars(page_after(own, Project.id, after, limit))).all()
+
+    async def service_account(
+        self, by: Administrator, project: Project, account_id: str
+    ) -> ServiceAccount | None:
+        statement = visible_to(by, ServiceAccount).where(
+            ServiceAccount.tenant_id == project.tenant_id,
+            ServiceAccount.project_id == project.id,
+            ServiceAccount.id == account_id,
+        )
+        return await self._session.scalar(statement)
+
+    async def service_accounts(
+        self, by: Administrator, project: Project, after: str | None, limit: int
+    ) -> Sequence[ServiceAccount]:
+        own = visible_to(by, ServiceAccount).where(
+            ServiceAccount.tenant_id == project.tenant_id, ServiceAccount.project_id == project.id
+        )
+        return (await self._session.scalars(page_after(own, ServiceAccount.id, after, limit))).all()
+
+    async def plan(self, plan_id: str) -> Plan | None:
+        return await self._session.scalar(for_platform(Plan).where(Plan.id == plan_id))
+
+    async def plan_named(self, name: str) -> Plan | None:
+        return await self._session.scalar(for_platform(Plan).where(Plan.name == name))
+
+    async def plans(self, after: str | None, limit: int) -> Sequence[Plan]:
+        statement = page_after(for_platform(Plan), Plan.id, after, limit)
+        return (await self._session.scalars(statement)).all()

@@ -1,42 +1,54 @@
 """Rules about tenants."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_engine.messages import TIERS
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
+from loraplex_platform.kit.revisions import check_revision
 from loraplex_platform.tenants.models import Project, Tenant
 from loraplex_platform.tenants.repository import TenantRepository
-from loraplex_platform.tenants.schemas import TenantChange
-
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+from loraplex_platform.tenants.schemas import (
+    NEXT_STATES,
+    Standing,
+    TenantChange,
+    TenantState,
+    check_name,
+    check_networks,
+    check_standing,
+)
 
 
 class TenantService:
-    """What an operator may do with tenants."""
+    """Tenants, as those who administer them may see and change them."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def create(self, name: str, change: TenantChange | None = None) -> Tenant:
+    async def create(
+        self,
+        name: str,
+        change: TenantChange | Mapping[str, object] | None = None,
+        *,
+        by: Administrator = COMMAND_LINE,
+    ) -> Tenant:
         """A new tenant and its project `default`."""
-        if not NAME.fullmatch(name):
-            raise InvalidRequest(f"not a tenant name: {name!r} (a-z, 0-9, . _ -)", param="name")
+        check_name(name, "tenant")
         now = self._clock.now()
-        tenant = Tenant(
-            id=new_id("ten"), name=name, weight=1.0, max_tier="interactive", created_at=now
-        )
-        _apply(tenant, change or TenantChange())
+        tenant = Tenant(id=new_id("ten"), name=name, state="active", created_at=now)
         project = Project(id=new_id("proj"), tenant_id=tenant.id, name="default", created_at=now)
         try:
-            async with self._database.unit_of_work() as session:
-                await TenantRepository(session).add(tenant, project)
+            async with changing(self._database, by.actor, self._clock) as session:
+                await _apply(session, tenant, _given(change))
+                await TenantRepository(session).add(tenant)
+                await TenantRepository(session).add(project)
         except IntegrityError as error:
             raise Conflict(f"there is a tenant {name!r} already", param="name") from error
         return tenant
@@ -45,20 +57,70 @@ class TenantService:
         async with self._database.reading() as session:
             return await TenantRepository(session).all()
 
+    async def page(
+        self, by: Administrator, *, after: str | None = None, limit: int = 20
+    ) -> Sequence[Tenant]:
+        async with self._database.reading() as session:
+            return await TenantRepository(session).page(by, after, limit)
+
     async def get(self, name: str) -> Tenant:
         async with self._database.reading() as session:
             return await _named(TenantRepository(session), name)
 
-    async def set(self, name: str, change: TenantChange) -> Tenant:
+    async def find(self, by: Administrator, tenant_id: str) -> Tenant:
+        """By id; what the administrator may not see does not exist."""
+        async with self._database.reading() as session:
+            return await found(session, by, tenant_id)
+
+    async def set(
+        self, name: str, change: TenantChange, *, by: Administrator = COMMAND_LINE
+    ) -> Tenant:
         """Change what the change names; running servers see it with the next request."""
-        async with self._database.unit_of_work() as session:
+        async with changing(self._database, by.actor, self._clock) as session:
             tenant = await _named(TenantRepository(session), name)
-            _apply(tenant, change)
+            await _apply(session, tenant, change.given())
         return tenant
+
+    async def change(
+        self,
+        by: Administrator,
+        tenant_id: str,
+        values: Mapping[str, object],
+        *,
+        revision: int | None = None,
+    ) -> Tenant:
+        """Set the given columns; `revision` is the one that the caller has seen."""
+        async with changing(self._database, by.actor, self._clock) as session:
+            tenant = await found(session, by, tenant_id)
+            check_revision(tenant, revision)
+            await _apply(session, tenant, values)
+        return tenant
+
+    async def move(self, by: Administrator, tenant_id: str, state: TenantState) -> Tenant:
+        """Suspend, resume or close; keys follow within a second. Twice is as good as once."""
+        async with changing(self._database, by.actor, self._clock) as session:
+            tenant = await found(session, by, tenant_id)
+            if tenant.state != state:
+                if state not in NEXT_STATES[tenant.state]:
+                    raise Conflict(f"a tenant that is {tenant.state} cannot become {state}")
+                tenant.state = state
+        return tenant
+
+    async def standing(self, tenant: Tenant) -> Standing:
+        """What it comes to: the tenant's own settings before its plan's."""
+        async with self._database.reading() as session:
+            return await TenantRepository(session).standing(tenant)
 
     async def default_project(self, tenant: Tenant) -> Project:
         async with self._database.reading() as session:
             return await TenantRepository(session).default_project(tenant.id)
+
+
+async def found(session: AsyncSession, by: Administrator, tenant_id: str) -> Tenant:
+    tenant = await TenantRepository(session).find(by, tenant_id)
+    if tenant is None:
+        raise NotFound(f"there is no tenant {tenant_id!r}", param="tenant_id")
+    return tenant
 
 
 async def _named(tenants: TenantRepository, name: str) -> Tenant:
@@ -68,14 +130,15 @@ async def _named(tenants: TenantRepository, name: str) -> Tenant:
     return tenant
 
 
-def _apply(tenant: Tenant, change: TenantChange) -> None:
-    if change.weight is not None and not 0 < change.weight < float("inf"):
-        raise InvalidRequest("weight must be positive", param="weight")
-    if change.max_tier is not None and change.max_tier not in TIERS:
-        raise InvalidRequest(f"max_tier must be one of {', '.join(TIERS)}", param="max_tier")
-    if change.max_running is not None and change.max_running < 1:
-        raise InvalidRequest("max_running must be at least 1", param="max_running")
-    if change.kv_share is not None and not 0 < change.kv_share <= 1:
-        raise InvalidRequest("kv_share must be in (0, 1]", param="kv_share")
-    for name, value in change.given().items():
+def _given(change: TenantChange | Mapping[str, object] | None) -> Mapping[str, object]:
+    return change.given() if isinstance(change, TenantChange) else change or {}
+
+
+async def _apply(session: AsyncSession, tenant: Tenant, values: Mapping[str, object]) -> None:
+    check_standing(dict(values))
+    check_networks(values.get("allowed_networks"))
+    plan_id = values.get("plan_id")
+    if isinstance(plan_id, str) and await TenantRepository(session).plan(plan_id) is None:
+        raise InvalidRequest(f"there is no plan {plan_id!r}", param="plan_id")
+    for name, value in values.items():
         setattr(tenant, name, value)

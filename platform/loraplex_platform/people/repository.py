@@ -1,0 +1,78 @@
+"""Statements on people, links and sessions."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_platform.db.paging import page_after
+from loraplex_platform.db.scope import across_tenants, visible_to
+from loraplex_platform.kit.principal import Administrator
+from loraplex_platform.people.models import LoginSession, OneTimeLink, Person
+
+
+class Opened(NamedTuple):
+    """A session with its person."""
+
+    session: LoginSession
+    person: Person
+
+
+class PeopleRepository:
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def add(self, row: Person | OneTimeLink | LoginSession) -> None:
+        self._session.add(row)
+        await self._session.flush()
+
+    async def remove(self, row: Person | OneTimeLink | LoginSession) -> None:
+        await self._session.delete(row)
+        await self._session.flush()
+
+    async def find(self, by: Administrator, tenant_id: str | None, person_id: str) -> Person | None:
+        statement = visible_to(by, Person).where(
+            Person.tenant_id == tenant_id, Person.id == person_id
+        )
+        return await self._session.scalar(statement)
+
+    async def page(
+        self, by: Administrator, tenant_id: str | None, after: str | None, limit: int
+    ) -> Sequence[Person]:
+        own = visible_to(by, Person).where(Person.tenant_id == tenant_id)
+        return (await self._session.scalars(page_after(own, Person.id, after, limit))).all()
+
+    async def with_email(self, email: str) -> Person | None:
+        """Anybody: this is how we learn who logs in."""
+        return await self._session.scalar(across_tenants(Person).where(Person.email == email))
+
+    async def with_id(self, person_id: str) -> Person | None:
+        """Anybody: whose link or session it is."""
+        return await self._session.scalar(across_tenants(Person).where(Person.id == person_id))
+
+    async def link(self, link_id: str) -> OneTimeLink | None:
+        statement = across_tenants(OneTimeLink).where(OneTimeLink.id == link_id)
+        return await self._session.scalar(statement.with_for_update())
+
+    async def links_of(self, person_id: str) -> Sequence[OneTimeLink]:
+        statement = across_tenants(OneTimeLink).where(OneTimeLink.person_id == person_id)
+        return (await self._session.scalars(statement)).all()
+
+    async def opened(self, digest: str, now: datetime) -> Opened | None:
+        statement = (
+            across_tenants(LoginSession)
+            .join(Person, Person.id == LoginSession.person_id)
+            .add_columns(Person)
+            .where(LoginSession.digest == digest, LoginSession.expires_at > now)
+        )
+        row = (await self._session.execute(statement)).one_or_none()
+        return None if row is None else Opened(*row)
+
+    async def sessions_of(self, person_id: str) -> Sequence[LoginSession]:
+        statement = across_tenants(LoginSession).where(LoginSession.person_id == person_id)
+        return (await self._session.scalars(statement)).all()
+
+    async def expired_sessions(self, now: datetime, limit: int) -> Sequence[LoginSession]:
+        statement = across_tenants(LoginSession).where(LoginSession.expires_at <= now)
+        return (await self._session.scalars(statement.limit(limit))).all()

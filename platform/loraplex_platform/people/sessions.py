@@ -1,0 +1,104 @@
+"""Logging in and out: server-side sessions that the console keeps in a cookie."""
+
+import hashlib
+import hmac
+import secrets as random
+from datetime import timedelta
+
+from loraplex_platform.audit.trail import changing
+from loraplex_platform.auth.throttle import Throttle
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import InvalidLogin
+from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.principal import Actor
+from loraplex_platform.kit.secrets import Secrets
+from loraplex_platform.people.models import LoginSession
+from loraplex_platform.people.passwords import Passwords
+from loraplex_platform.people.repository import PeopleRepository
+from loraplex_platform.people.schemas import Visitor, administrator_of
+
+SESSION_LIVES = timedelta(hours=12)
+FORM_LABEL = "loraplex session forms"
+
+
+class SessionService:
+    def __init__(
+        self, database: Database, secrets: Secrets, passwords: Passwords, clock: Clock
+    ) -> None:
+        self._database = database
+        self._secrets = secrets
+        self._passwords = passwords
+        self._clock = clock
+        self._throttle = Throttle(clock, burst=10, every_s=10.0)
+
+    async def open(self, email: str, password: str, address: str | None = None) -> str:
+        """A new session's token, for the cookie; the same error whatever is wrong.
+
+        Too many failures, from one address or for one person, are refused for a while.
+        """
+        email = email.strip().lower()[:256]
+        for subject in (address or "", email):
+            self._throttle.check(subject)
+        async with self._database.reading() as session:
+            person = await PeopleRepository(session).with_email(email)
+        stored = person.password_hash if person is not None and person.state == "active" else None
+        if not await self._passwords.matches(password[:1024], stored) or person is None:
+            for subject in (address or "", email):
+                self._throttle.failed(subject)
+            raise InvalidLogin
+        token, now = random.token_urlsafe(32), self._clock.now()
+        opened = LoginSession(
+            id=new_id("ses"),
+            tenant_id=person.tenant_id,
+            person_id=person.id,
+            digest=_digest(token),
+            address=address,
+            created_at=now,
+            expires_at=now + SESSION_LIVES,
+        )
+        actor = administrator_of(person).at("", address).actor
+        async with changing(self._database, actor, self._clock) as session:
+            await PeopleRepository(session).add(opened)
+        return token
+
+    async def visitor(self, token: str) -> Visitor | None:
+        """Who holds this token; None when it is unknown, over, or its person is disabled."""
+        async with self._database.reading() as session:
+            opened = await PeopleRepository(session).opened(_digest(token), self._clock.now())
+        if opened is None or opened.person.state != "active":
+            return None
+        return Visitor(opened.person, opened.session.id, administrator_of(opened.person))
+
+    async def close(self, token: str) -> None:
+        """The token is worth nothing from here on."""
+        visitor = await self.visitor(token)
+        if visitor is None:
+            return
+        async with changing(self._database, visitor.administrator.actor, self._clock) as session:
+            people = PeopleRepository(session)
+            opened = await people.opened(_digest(token), self._clock.now())
+            if opened is not None:
+                await people.remove(opened.session)
+
+    async def sweep(self, limit: int = 500) -> int:
+        """Remove sessions that are over; how many there were."""
+        actor = Actor("system", "sweeper")
+        async with changing(self._database, actor, self._clock) as session:
+            people = PeopleRepository(session)
+            expired = await people.expired_sessions(self._clock.now(), limit)
+            for opened in expired:
+                await people.remove(opened)
+        return len(expired)
+
+    def form_token(self, session_id: str) -> str:
+        """What every form of this session carries, so that no other site can send one."""
+        key = self._secrets.derive(FORM_LABEL)
+        return hmac.new(key, session_id.encode(), hashlib.sha256).hexdigest()
+
+    def is_form_token(self, session_id: str, presented: str) -> bool:
+        return hmac.compare_digest(self.form_token(session_id).encode(), presented.encode())
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,162 @@
+"""What the routes of the admin API share: idempotency, preconditions, pages, the error shape."""
+
+import hashlib
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fastapi import Depends, Header, Query, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.responses import StreamingResponse
+
+from loraplex_platform.auth.dependencies import Authenticated
+from loraplex_platform.kit.errors import PreconditionFailed
+from loraplex_platform.kit.revisions import HasRevision
+from loraplex_platform.rest.idempotency import Answer, Claim, Idempotency
+
+REPLAYED_HEADERS = frozenset({"content-type", "etag", "location"})
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The shape of every error."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The request is not valid.",
+        401: "No admin key, or not a valid one.",
+        403: "The key's role does not allow this.",
+        404: "There is no such object, or it belongs to another tenant.",
+        409: "The object's state does not allow this.",
+        412: "The object changed since it was read.",
+        413: "The body is too large.",
+        422: "The Idempotency-Key was used with another request.",
+        429: "Too many wrong keys from this address.",
+        503: "The server cannot do this at the moment.",
+    }.items()
+}
+
+
+class Replayed(Exception):
+    """The request was answered before; carries the answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+class AdminRoute(APIRoute):
+    """Answers a repeated request as the first time, once `once` has found it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                response = await handle(request)
+            except Replayed as replayed:
+                return _again(replayed.answer)
+            except BaseException:
+                if (claim := _claim_of(request)) is not None:
+                    await _idempotency(request).release(claim)
+                raise
+            if (claim := _claim_of(request)) is not None:
+                await _idempotency(request).finish(claim, _answer_of(response))
+            return response
+
+        return handler
+
+
+async def once(
+    request: Request,
+    by: Authenticated,
+    idempotency_key: Annotated[
+        str | None, Header(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")
+    ] = None,
+) -> None:
+    """Remembers the answer under the caller's Idempotency-Key."""
+    if idempotency_key is None:
+        return
+    content = request.url.query.encode() + b"\n" + await request.body()
+    route = f"{request.method} {request.url.path}"
+    fingerprint = hashlib.sha256(content).hexdigest()
+    claim = Claim(by.actor.id, route, idempotency_key, fingerprint)
+    answer = await _idempotency(request).begin(claim)
+    if answer is not None:
+        raise Replayed(answer)
+    request.state.claim = claim
+
+
+Once = Depends(once)
+
+
+def if_match(if_match: Annotated[str | None, Header(max_length=64)] = None) -> int | None:
+    """The revision that the caller has seen; None: any."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    digits = if_match.strip().removeprefix("W/").strip('"')
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+        raise PreconditionFailed
+    return int(digits)
+
+
+Revision = Annotated[int | None, Depends(if_match)]
+
+
+def tag(response: Response, row: HasRevision) -> None:
+    response.headers["etag"] = f'"{row.revision}"'
+
+
+class Paging(NamedTuple):
+    """Which part of a list: at most `limit` items after the one with the id `after`."""
+
+    after: str | None
+    limit: int
+
+
+def paging(
+    after: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_]{1,64}$")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Paging:
+    return Paging(after, limit)
+
+
+Pages = Annotated[Paging, Depends(paging)]
+
+
+class Deleted(BaseModel):
+    """An object that is no more."""
+
+    id: str
+    deleted: Literal[True] = True
+
+
+def _idempotency(request: Request) -> Idempotency:
+    service: Idempotency = request.app.state.idempotency
+    return service
+
+
+def _claim_of(request: Request) -> Claim | None:
+    claim: Claim | None = getattr(request.state, "claim", None)
+    return claim
+
+
+def _answer_of(response: Response) -> Answer:
+    assert not isinstance(response, StreamingResponse), "a stream cannot be replayed"
+    headers = [f"{k}: {v}" for k, v in response.headers.items() if k in REPLAYED_HEADERS]
+    return Answer(response.status_code, headers, bytes(response.body))
+
+
+def _again(answer: Answer) -> Response:
+    headers = dict(line.split(": ", 1) for line in answer.headers)
+    return Response(answer.body, answer.status, {**headers, "idempotent-replayed": "true"})

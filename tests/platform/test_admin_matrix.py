@@ -1,0 +1,157 @@
+"""Every route of the admin API, asked by everybody: generated from the routes themselves."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import func
+from tests.admin_stand import PROJECT, AdminStand, admin_stand
+from tests.platform_stand import Seeded
+
+from loraplex_platform.audit.models import AuditEvent
+from loraplex_platform.control.router import PREFIX, router
+from loraplex_platform.db.database import Database
+from loraplex_platform.db.scope import across_tenants
+
+Route = tuple[str, str]
+
+
+def described() -> dict[Route, dict[str, Any]]:
+    """Every operation, as the OpenAPI document tells it."""
+    app = FastAPI()
+    app.include_router(router)
+    return {
+        (method.upper(), path.removeprefix(PREFIX)): operation
+        for path, operations in app.openapi()["paths"].items()
+        for method, operation in operations.items()
+    }
+
+
+ROUTES = described()
+PERSON = {"email": "eve@example.org", "role": "tenant_viewer"}
+STAFF = {"email": "eve@example.org", "role": "viewer"}
+
+
+async def path_of(stand: AdminStand, template: str) -> str:
+    """A path to an object of acme's that exists, made when the template needs one."""
+    if "{key_id}" in template and template.startswith("/admin_keys"):
+        body = {"role": "tenant_viewer", "tenant_id": stand.acme}
+        made = await stand.made("/admin_keys", body)
+        return template.replace("{key_id}", made["id"])
+    makers: dict[str, Callable[[], Awaitable[dict[str, object]]]] = {
+        "{key_id}": lambda: stand.made(PROJECT + "/keys", {}),
+        "{account_id}": lambda: stand.made(PROJECT + "/service_accounts", {"name": "ci"}),
+        "{plan_id}": lambda: stand.made("/plans", {"name": "gold"}),
+    }
+    if "{person_id}" in template:
+        of_tenant = template.startswith("/tenants")
+        where = "/tenants/{tenant_id}/people" if of_tenant else "/people"
+        person = (await stand.made(where, PERSON if of_tenant else STAFF))["person"]
+        return stand.path(template.replace("{person_id}", person["id"]))
+    for name, make in makers.items():
+        if name in template:
+            template = template.replace(name, str((await make())["id"]))
+    if template == PROJECT:  # the default project cannot be archived
+        other = await stand.made("/tenants/{tenant_id}/projects", {"name": "web"})
+        template = template.replace("{project_id}", other["id"])
+    return stand.path(template)
+
+
+BODIES: dict[Route, object] = {
+    ("POST", "/tenants"): {"name": "initech"},
+    ("PATCH", "/tenants/{tenant_id}"): {"weight": 2},
+    ("POST", "/tenants/{tenant_id}/projects"): {"name": "mobile"},
+    ("PATCH", PROJECT): {"name": "renamed"},
+    ("POST", PROJECT + "/service_accounts"): {"name": "cd"},
+    ("PATCH", PROJECT + "/service_accounts/{account_id}"): {"name": "cd"},
+    ("POST", PROJECT + "/keys"): {"name": "k"},
+    ("PATCH", PROJECT + "/keys/{key_id}"): {"name": "k"},
+    ("POST", PROJECT + "/keys/{key_id}/rotate"): {},
+    ("POST", "/admin_keys"): {"role": "tenant_viewer"},
+    ("PATCH", "/admin_keys/{key_id}"): {"name": "k"},
+    ("POST", "/people"): STAFF | {"email": "mallory@example.org"},
+    ("PATCH", "/people/{person_id}"): {"name": "Eve"},
+    ("POST", "/tenants/{tenant_id}/people"): PERSON | {"email": "mallory@example.org"},
+    ("PATCH", "/tenants/{tenant_id}/people/{person_id}"): {"name": "Eve"},
+}
+BODILESS: set[Route] = {
+    ("POST", "/tenants/{tenant_id}/suspend"),
+    ("POST", "/tenants/{tenant_id}/resume"),
+    ("POST", "/people/{person_id}/reset"),
+    ("POST", "/tenants/{tenant_id}/people/{person_id}/reset"),
+}
+# Who may not even try is told so, whether the tenant exists or not.
+OTHER_TENANT: dict[Route, tuple[int, ...]] = {
+    ("POST", "/tenants/{tenant_id}/people"): (403,),
+}
+STAFF_ONLY: set[Route] = {
+    ("POST", "/tenants"),
+    ("PATCH", "/tenants/{tenant_id}"),
+    ("DELETE", "/tenants/{tenant_id}"),
+    ("POST", "/tenants/{tenant_id}/suspend"),
+    ("POST", "/tenants/{tenant_id}/resume"),
+    *(route for route in ROUTES if route[1].startswith(("/people", "/plans"))),
+}
+
+
+@pytest.fixture
+async def stand(app: FastAPI, keys: Seeded) -> AsyncIterator[AdminStand]:
+    async with admin_stand(app) as stand:
+        yield stand
+
+
+def body_of(route: Route, stand: AdminStand) -> object:
+    body = BODIES.get(route)
+    if route == ("POST", "/admin_keys"):
+        return {"role": "tenant_viewer", "tenant_id": stand.acme}
+    return body
+
+
+def test_every_changing_route_has_its_line_here() -> None:
+    needed = {route for route in ROUTES if route[0] in ("POST", "PATCH")}
+    assert needed == set(BODIES) | BODILESS
+
+
+def test_every_route_says_how_it_may_fail_and_posts_take_an_idempotency_key() -> None:
+    for (method, _), operation in ROUTES.items():
+        assert {"400", "401", "403", "404", "429"} <= set(operation["responses"])
+        headers = {p["name"] for p in operation.get("parameters", []) if p["in"] == "header"}
+        assert ("idempotency-key" in headers) == (method == "POST")
+        assert ("if-match" in headers) == (method == "PATCH")
+        assert operation["security"] == [{"AdminKey": []}]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+async def test_route_is_open_to_whom_it_should_be(
+    stand: AdminStand, route: Route, app: FastAPI, keys: Seeded
+) -> None:
+    method, template = route
+    path, body = await path_of(stand, template), body_of(route, stand)
+    is_change, is_for_staff = method != "GET", route in STAFF_ONLY
+
+    async def status(key: str) -> int:
+        return (await stand.call(method, path, body, key=key)).status_code
+
+    before = await num_events(app.state.database)
+    assert await status("") == 401
+    api_key = {"authorization": f"Bearer {keys.acme}"}
+    answer = await stand.http.request(method, PREFIX + path, json=body, headers=api_key)
+    assert answer.status_code == 401, "a tenant's API key opened the admin API"
+    if is_change:
+        assert (await status("viewer"), await status("acme_viewer")) == (403, 403)
+    if is_for_staff:
+        assert (await status("acme"), await status("globex")) == (403, 403)
+    elif "{" in template:
+        assert await status("globex") in OTHER_TENANT.get(route, (404,))
+    assert await num_events(app.state.database) == before, "a refused call changed something"
+
+    assert 200 <= await status("owner" if is_for_staff else "acme") < 300
+    changed = await num_events(app.state.database) - before
+    assert (changed > 0) == (is_change and not template.endswith("/resume"))
+
+
+async def num_events(database: Database) -> int:
+    async with database.reading() as session:
+        count = across_tenants(AuditEvent).with_only_columns(func.count(AuditEvent.id))
+        return await session.scalar(count) or 0

@@ -14,7 +14,7 @@ from loraplex_engine.sequence import Sequence
 
 BLOCK = 4
 NUM_BLOCKS = 24
-MAX_STEPS_TO_DRAIN = 3000
+MAX_STEPS_TO_DRAIN = 1500
 
 
 def step_s(plan: StepPlan) -> float:

@@ -108,10 +108,16 @@ class Filler:
             items.append(ScheduledTokens(seq, start, 1, True))
             request.due_s += request.tpot_s
             request.flow.counter += request.decode_price
-            request.flow.lane.served += self.config.decode_cost
         planned = len(items) - first
-        if planned != whole.num_seqs - draft.load.num_seqs:
+        if planned == whole.num_seqs - draft.load.num_seqs:
+            for lane in lanes:
+                lane.served += self.config.decode_cost * len(lane.decodes)
+        else:
             context = sum(item.start + 1 for item in items[first:])
+            chosen = {item.seq for item in items[first:]}
+            for lane in lanes:
+                count = sum(request.seq in chosen for request in lane.decodes)
+                lane.served += self.config.decode_cost * count
         draft.load.add_decodes(planned, context)
 
     def _urgent(self, decodes: list[Request], draft: Draft) -> list[Request]:

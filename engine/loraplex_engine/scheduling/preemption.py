@@ -177,16 +177,18 @@ class Preemptor:
         batch = self.lanes[-1]
         found = self._idle(batch) if lane is not batch else []
         if request.is_admitted:
+            # The oldest is spared by nobody and spares nobody: so there is always one that gets on.
+            is_oldest = request.number == min(r.number for r in (*lane.decodes, *lane.prefills))
             for other in self.lanes[lane.index :]:
                 if other is not batch or lane is batch:
-                    found += [v for v in self._idle(other) if self._yields_to(v, request)]
-        return found
+                    idle = self._idle(other)
+                    found += [v for v in idle if is_oldest or not self._is_protected(v, lane)]
+        return [v for v in found if v.flow.lane is not lane or v.number > request.number]
 
-    def _yields_to(self, victim: Request, request: Request) -> bool:
-        if victim.flow.lane is not request.flow.lane:
-            return True
-        is_protected = victim.seq.num_preemptions >= self.config.max_preemptions
-        return victim.number > request.number and not is_protected
+    def _is_protected(self, victim: Request, lane: Lane) -> bool:
+        """Preempted so often that its own tier leaves it alone."""
+        is_worn = victim.seq.num_preemptions >= self.config.max_preemptions
+        return is_worn and victim.flow.lane is lane
 
     @staticmethod
     def _idle(lane: Lane) -> list[Request]:

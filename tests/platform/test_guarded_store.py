@@ -161,7 +161,41 @@ async def test_what_could_not_be_settled_is_settled_when_redis_is_back(
     assert [reading.used for reading in readings] == [0, 9]
 
 
-async def test_a_ticket_taken_locally_is_settled_locally(
+async def test_what_redis_took_without_being_heard_is_given_back(server: RedisServer) -> None:
+    limits = (concurrent(2), requests(9))
+    store = GuardedStore(RedisStore(server.url, timeout_s=0.2), WORKERS)
+    before = claim("before", *limits)
+    await store.reserve(before, 60, now_ms=NOON_MS)
+    server.pause()
+    assert (await store.reserve(claim("unheard", *limits), 60, now_ms=NOON_MS)).is_local
+    server.resume()
+    charges = [Charge(limit, 0) for limit in limits]
+    patient = RedisStore(server.url, timeout_s=10)
+    assert [r.used for r in await patient.read(TENANT, charges, now_ms=NOON_MS)] == [2, 2]
+    assert await store.settle(before, {}, now_ms=NOON_MS)
+    assert [r.used for r in await patient.read(TENANT, charges, now_ms=NOON_MS)] == [0, 1]
+    for each in (store, patient):
+        await each.close()
+
+
+async def test_many_settlements_at_once_catch_up_together(
+    guarded: GuardedStore, server: RedisServer
+) -> None:
+    limit = concurrent(20)
+    claims = [claim(f"c{i}", limit) for i in range(20)]
+    for each in claims:
+        await guarded.reserve(each, 60, now_ms=NOON_MS)
+    server.execute("ACL", "SETUSER", "default", "-@scripting")
+    for missed in claims[:2]:
+        assert not await guarded.settle(missed, {}, now_ms=NOON_MS)
+    server.execute("ACL", "SETUSER", "default", "+@all")
+    settled = await asyncio.gather(*(guarded.settle(c, {}, now_ms=NOON_MS) for c in claims[2:]))
+    assert all(settled)
+    (reading,) = await guarded.read(TENANT, [Charge(limit, 0)], now_ms=NOON_MS)
+    assert reading.used == 0
+
+
+async def test_a_claim_taken_locally_is_settled_locally(
     guarded: GuardedStore, server: RedisServer
 ) -> None:
     limit = concurrent(4)

@@ -4,14 +4,15 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 from tests.platform.limit_stores import NOON_MS, TENANT, claim, concurrent, daily, requests, tokens
 from tests.services import RedisServer, black_hole, running_redis
 
 from loraplex_platform.admission.guarded_store import Breaker, GuardedStore
-from loraplex_platform.admission.limits import Charge, Limit
+from loraplex_platform.admission.limits import Charge, Claim, Limit
+from loraplex_platform.admission.memory_store import MemoryStore
 from loraplex_platform.admission.redis_store import RedisStore
 from loraplex_platform.admission.store import StoreUnavailable
 
@@ -161,7 +162,54 @@ async def test_what_could_not_be_settled_is_settled_when_redis_is_back(
     assert [reading.used for reading in readings] == [0, 9]
 
 
-async def test_a_ticket_taken_locally_is_settled_locally(
+async def test_what_redis_took_without_being_heard_is_given_back(server: RedisServer) -> None:
+    limits = (concurrent(2), requests(9))
+    store = GuardedStore(RedisStore(server.url, timeout_s=0.2), WORKERS)
+    before = claim("before", *limits)
+    await store.reserve(before, 60, now_ms=NOON_MS)
+    server.pause()
+    assert (await store.reserve(claim("unheard", *limits), 60, now_ms=NOON_MS)).is_local
+    server.resume()
+    charges = [Charge(limit, 0) for limit in limits]
+    patient = RedisStore(server.url, timeout_s=10)
+    assert [r.used for r in await patient.read(TENANT, charges, now_ms=NOON_MS)] == [2, 2]
+    assert await store.settle(before, {}, now_ms=NOON_MS)
+    assert [r.used for r in await patient.read(TENANT, charges, now_ms=NOON_MS)] == [0, 1]
+    for each in (store, patient):
+        await each.close()
+
+
+class SlowStore(MemoryStore):
+    """A shared store that takes its time, or is away."""
+
+    is_away = False
+
+    async def settle(
+        self, claim: Claim, actual: Mapping[str, int], *, now_ms: int | None = None
+    ) -> bool:
+        await asyncio.sleep(0.01)
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().settle(claim, actual, now_ms=now_ms)
+
+
+async def test_many_settlements_at_once_catch_up_together() -> None:
+    shared, limit = SlowStore(), concurrent(20)
+    store = GuardedStore(shared, WORKERS)
+    claims = [claim(f"c{i}", limit) for i in range(20)]
+    for each in claims:
+        await store.reserve(each, 60, now_ms=NOON_MS)
+    shared.is_away = True
+    for missed in claims[:2]:
+        assert not await store.settle(missed, {}, now_ms=NOON_MS)
+    shared.is_away = False
+    settled = await asyncio.gather(*(store.settle(c, {}, now_ms=NOON_MS) for c in claims[2:]))
+    assert all(settled)
+    (reading,) = await store.read(TENANT, [Charge(limit, 0)], now_ms=NOON_MS)
+    assert reading.used == 0
+
+
+async def test_a_claim_taken_locally_is_settled_locally(
     guarded: GuardedStore, server: RedisServer
 ) -> None:
     limit = concurrent(4)

@@ -97,7 +97,7 @@ class Gate:
         assert self._history is not None
         if outcome.admitted:
             reserved = dataclasses.replace(claim, is_local=outcome.is_local)
-            await self._store.settle(reserved, {c.limit.dimension.unit: 0 for c in claim.charges})
+            await self._store.settle(reserved, claim.unused())
         for charge, reading in zip(claim.charges, outcome.readings, strict=True):
             if reading.is_unseeded:
                 used = await self._history(claim.tenant, charge.limit)

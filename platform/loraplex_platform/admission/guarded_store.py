@@ -18,6 +18,10 @@ SETTLE_AGAIN_AT_ONCE = 100
 log = structlog.get_logger(__name__)
 
 
+class BreakerOpen(StoreUnavailable):
+    """The shared store was not asked: it did not answer a moment ago."""
+
+
 class Breaker:
     """Opens after some failures in a row; then lets one caller try every `pause_s`."""
 
@@ -75,7 +79,9 @@ class GuardedStore:
         try:
             with self._guard():
                 return await self._shared.reserve(claim, ttl_s, now_ms=now_ms)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            if not isinstance(error, BreakerOpen):  # it may have been taken, unheard
+                self._unsettled.append((claim, claim.unused()))
             if any(charge.limit.is_strict for charge in claim.charges):
                 raise
         outcome = await self._local.reserve(self._share(claim), ttl_s, now_ms=now_ms)
@@ -129,7 +135,7 @@ class GuardedStore:
     def _guard(self) -> Iterator[None]:
         """Asks the breaker before a call of the shared store, and tells it how the call went."""
         if not self._breaker.allows():
-            raise StoreUnavailable("the breaker is open")
+            raise BreakerOpen
         try:
             yield
         except StoreUnavailable:
@@ -145,7 +151,9 @@ class GuardedStore:
             self._on_change(not was_open)
 
     async def _settle_again(self, now_ms: int | None) -> None:
-        for _ in range(min(len(self._unsettled), SETTLE_AGAIN_AT_ONCE)):
+        for _ in range(SETTLE_AGAIN_AT_ONCE):
+            if not self._unsettled:  # asked each time: others settle meanwhile
+                return
             claim, actual = self._unsettled.popleft()
             try:
                 with self._guard():

@@ -113,6 +113,10 @@ class Claim:
     taken_at_s: float = 0.0  # Unix time
     is_local: bool = False  # reserved while the shared store was away
 
+    def unused(self) -> Mapping[str, int]:
+        """What to settle with when the request took nothing."""
+        return {charge.limit.dimension.unit: 0 for charge in self.charges}
+
     def leases_on(self, unit: str) -> tuple[Charge, ...]:
         """The charges that only say that the request is there, in this unit."""
         return tuple(

@@ -11,8 +11,6 @@ from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.kit.errors import Overloaded, QuotaExceeded, RateLimited
 
-NOTHING = {"requests": 0, "tokens": 0}
-
 
 class TenantLimiter:
     """Finds the limits, asks the gate, says no in OpenAI's words, and notes why."""
@@ -57,7 +55,7 @@ class TenantLimiter:
                 demand.principal.tenant_id, demand.model, actual.completion_tokens
             )
         if actual is None:
-            await self._gate.settle(claim, NOTHING)
+            await self._gate.settle(claim, claim.unused())
             return
         took = actual.prompt_tokens + actual.completion_tokens
         await self._gate.settle(claim, {"tokens": took})

@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parent
 def source_hash() -> str:
     """Numba only watches the file of the kernel itself; kernels here inline each other's pieces."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(PACKAGE.rglob("_numba.py")):
+    for path in sorted(PACKAGE.rglob("_*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

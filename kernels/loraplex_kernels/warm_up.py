@@ -1,9 +1,10 @@
 """Compile everything before the first request: no compilation happens inside a step."""
 
 from loraplex_kernels._numba import KERNELS
-from loraplex_kernels.device import implementation
+from loraplex_kernels.device import has_amx, implementation
 
 OPS = ("lora", "attention", "kv_store", "norm", "activation")
+AMX_OPS = ("linear",)
 
 
 def warm_up(device_type: str = "cpu") -> None:
@@ -11,6 +12,8 @@ def warm_up(device_type: str = "cpu") -> None:
     for op in OPS:
         implementation(f"{__package__}.{op}", device_type)
     if device_type == "cpu":
+        for op in AMX_OPS if has_amx() else ():
+            implementation(f"{__package__}.{op}", "amx")
         for kernel in KERNELS.values():
             kernel.compile()
 

@@ -1,0 +1,122 @@
+"""AMX tiles from Numba: 16 rows of 64 bytes each, and products of bfloat16 tiles summed in float32.
+
+A row of a product depends on that row of the left tile alone, whatever stands in the others. Tiles 0-3
+are sums, 4-5 left factors [rows, 32], 6-7 right factors: 16 pairs of rows, interleaved [16, 16, 2].
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+I8, I64 = ir.IntType(8), ir.IntType(64)
+VECTOR, HALF_VECTOR = ir.VectorType(ir.FloatType(), 16), ir.VectorType(ir.IntType(16), 16)
+CONFIG_BYTES = 64
+PALETTE_WORD, ROWS_BYTE, WIDTH_BYTE = 1, 48, 16  # the layout that LDTILECFG reads
+
+
+def _call(builder: Any, name: str, *arguments: Any) -> Any:
+    signature = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), arguments)
+
+
+def _move(name: str, tile: int) -> Any:
+    @intrinsic
+    def move(typingctx: Any, address: Any, row_bytes: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+            _call(builder, name, I8(tile), place, arguments[1])
+            return context.get_dummy_value()
+
+        return types.none(types.int64, types.int64), codegen
+
+    return move
+
+
+def tile_load(tile: int) -> Any:
+    """An operation (address, row_bytes): fill a tile."""
+    return _move("llvm.x86.tileloadd64", tile)
+
+
+def tile_store(tile: int) -> Any:
+    """An operation (address, row_bytes): write a tile out."""
+    return _move("llvm.x86.tilestored64", tile)
+
+
+def tile_zero(*tiles: int) -> Any:
+    """An operation (): clear some tiles."""
+
+    @intrinsic
+    def zero(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            for tile in tiles:
+                _call(builder, "llvm.x86.tilezero", I8(tile))
+            return context.get_dummy_value()
+
+        return types.none(), codegen
+
+    return zero
+
+
+def tile_dot(*products: tuple[int, int, int]) -> Any:
+    """An operation (): for each (sum, left, right), sum += left @ right."""
+
+    @intrinsic
+    def dot(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            for tiles in products:
+                _call(builder, "llvm.x86.tdpbf16ps", *map(I8, tiles))
+            return context.get_dummy_value()
+
+        return types.none(), codegen
+
+    return dot
+
+
+@intrinsic
+def tile_release(typingctx: Any) -> Any:
+    """Give the tiles back: a thread must, before code that knows nothing of them goes on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _call(builder, "llvm.x86.tilerelease")
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@intrinsic
+def tile_shapes(typingctx: Any, first: Any, second: Any) -> Any:
+    """Configure the tiles: rows of the left factors 4 and 5; sums 0, 1 and 2, 3 have as many."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        config = cgutils.alloca_once(builder, ir.ArrayType(I8, CONFIG_BYTES))
+        place = builder.bitcast(config, I8.as_pointer())
+        cgutils.memset(builder, place, I64(CONFIG_BYTES), 0)
+        builder.store(I8(PALETTE_WORD), place)
+        first, second = (builder.trunc(rows, I8) for rows in arguments)
+        for tile, rows in enumerate((first, first, second, second, first, second, I8(16), I8(16))):
+            builder.store(I8(64), builder.gep(place, [I64(WIDTH_BYTE + 2 * tile)]))
+            builder.store(rows, builder.gep(place, [I64(ROWS_BYTE + tile)]))
+        _call(builder, "llvm.x86.ldtilecfg", place)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
+def round_16(typingctx: Any, source: Any, target: Any) -> Any:
+    """Store 16 float32 as bfloat16, to the nearest (ties to even, subnormals to zero)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = builder.load(builder.inttoptr(arguments[0], VECTOR.as_pointer()), align=4)
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(HALF_VECTOR, [VECTOR]),
+            "llvm.x86.avx512bf16.cvtneps2bf16.512",
+        )
+        place = builder.inttoptr(arguments[1], HALF_VECTOR.as_pointer())
+        builder.store(builder.call(function, [values]), place, align=2)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen

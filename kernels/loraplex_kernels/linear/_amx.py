@@ -1,0 +1,135 @@
+"""Products on AMX tiles: each output sums its inner dimension in one order, whatever the batch."""
+
+import numba
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from loraplex_kernels._amx import (
+    round_16,
+    tile_dot,
+    tile_load,
+    tile_release,
+    tile_shapes,
+    tile_store,
+    tile_zero,
+)
+from loraplex_kernels._numba import BF16, address_of, kernel, piece, store_row
+
+PANEL = 32  # output columns: two tiles, whose weights lie together
+INNER = 32  # elements of the inner dimension in one step
+STEP_BYTES = PANEL * INNER * 2
+
+load_left0, load_left1, load_right0, load_right1 = (tile_load(tile) for tile in (4, 5, 6, 7))
+store0, store1, store2, store3 = (tile_store(tile) for tile in range(4))
+zero_2, zero_4 = tile_zero(0, 1), tile_zero(0, 1, 2, 3)
+dot_2 = tile_dot((0, 4, 6), (1, 4, 7))
+dot_4 = tile_dot((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
+
+
+@piece
+def _few_rows(x, x_bytes, weight, steps, out):
+    zero_2()
+    for step in range(steps):
+        load_right0(weight + step * STEP_BYTES, 64)
+        load_right1(weight + step * STEP_BYTES + 1024, 64)
+        load_left0(x + step * 64, x_bytes)
+        dot_2()
+    store0(out, 128)
+    store1(out + 64, 128)
+
+
+@piece
+def _many_rows(x, x_bytes, weight, steps, out):
+    zero_4()
+    for step in range(steps):
+        load_right0(weight + step * STEP_BYTES, 64)
+        load_right1(weight + step * STEP_BYTES + 1024, 64)
+        load_left0(x + step * 64, x_bytes)
+        load_left1(x + 16 * x_bytes + step * 64, x_bytes)
+        dot_4()
+    store0(out, 128)
+    store1(out + 64, 128)
+    store2(out + 2048, 128)
+    store3(out + 2048 + 64, 128)
+
+
+@piece
+def _panel(x, x_bytes, num_rows, weight, steps, y, y_bytes, width, scratch):
+    """All rows times one panel's columns."""
+    sums = address_of(scratch)  # float32 [32, PANEL]
+    shaped = 0
+    for first in range(0, num_rows, 32):
+        rows = min(32, num_rows - first)
+        if rows != shaped:
+            tile_shapes(min(rows, 16), max(rows - 16, 1))
+            shaped = rows
+        if rows <= 16:
+            _few_rows(x + first * x_bytes, x_bytes, weight, steps, sums)
+        else:
+            _many_rows(x + first * x_bytes, x_bytes, weight, steps, sums)
+        for row in range(rows):
+            place = y + (first + row) * y_bytes
+            if width == PANEL:
+                round_16(sums + row * 128, place)
+                round_16(sums + row * 128 + 64, place + 32)
+            else:
+                store_row(sums + row * 128, width, place, BF16)
+
+
+@piece
+def _panels(begin, end, x, x_bytes, num_rows, weight, steps, y, y_bytes, out_features):
+    scratch = np.empty(32 * PANEL, np.float32)
+    for panel in range(begin, end):
+        _panel(
+            x,
+            x_bytes,
+            num_rows,
+            weight + panel * steps * STEP_BYTES,
+            steps,
+            y + panel * PANEL * 2,
+            y_bytes,
+            min(PANEL, out_features - panel * PANEL),
+            scratch,
+        )
+    tile_release()
+
+
+@kernel(f"void({', '.join(['int64'] * 9)})")
+def multiply(x, x_bytes, num_rows, weight, steps, y, y_bytes, out_features, threads):
+    panels = (out_features + PANEL - 1) // PANEL
+    for thread in numba.prange(threads):
+        begin, end = panels * thread // threads, panels * (thread + 1) // threads
+        _panels(begin, end, x, x_bytes, num_rows, weight, steps, y, y_bytes, out_features)
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """[out_features, in_features] to panels [panels, steps, 2, 16 pairs, 16 columns, 2], zeros added."""
+    out_features, in_features = weight.shape
+    padded = F.pad(weight, (0, -in_features % INNER, 0, -out_features % PANEL))
+    return (
+        padded.view(-1, 2, 16, padded.shape[1] // INNER, 16, 2)
+        .permute(0, 3, 1, 4, 2, 5)
+        .contiguous()
+    )
+
+
+def product(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:
+    """x: bfloat16 [num_rows, in_features]; panels: what `pack` made."""
+    steps = panels.shape[1]
+    if x.shape[1] % INNER:
+        x = F.pad(x, (0, -x.shape[1] % INNER))
+    assert x.stride(1) == 1
+    y = torch.empty(x.shape[0], out_features, dtype=x.dtype)
+    multiply(
+        x.data_ptr(),
+        x.stride(0) * 2,
+        x.shape[0],
+        panels.data_ptr(),
+        steps,
+        y.data_ptr(),
+        y.stride(0) * 2,
+        out_features,
+        numba.get_num_threads(),
+    )
+    return y

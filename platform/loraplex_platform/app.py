@@ -13,7 +13,9 @@ from loraplex_platform.admission.gate import Gate
 from loraplex_platform.admission.history import UsageHistory
 from loraplex_platform.admission.limiter import Limiter
 from loraplex_platform.admission.metrics import LimiterMetrics
+from loraplex_platform.admission.plans import PlanService
 from loraplex_platform.admission.rejections import RejectionLog
+from loraplex_platform.admission.service import LimitService
 from loraplex_platform.admission.stores import open_store
 from loraplex_platform.admission.tenant_limiter import TenantLimiter
 from loraplex_platform.audit.service import AuditService
@@ -123,6 +125,8 @@ def create_app(
     app.state.sessions = SessionService(database, secrets, passwords, clock)
     app.state.idempotency = Idempotency(database, secrets, clock)
     app.state.tenants = TenantService(database, clock)
+    app.state.plans = PlanService(database, clock)
+    app.state.limits = LimitService(database, clock)
     app.state.projects = ProjectService(database, clock)
     app.state.models = ModelService(database, model, clock.now())
     app.state.inference = inference

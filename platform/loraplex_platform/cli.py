@@ -12,6 +12,7 @@ from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.service import CatalogueService
 from loraplex_platform.cli_limits import limits
 from loraplex_platform.cli_operators import operators
+from loraplex_platform.cli_plans import plans
 from loraplex_platform.command import TenantOption, open_database, run
 from loraplex_platform.config import Settings, load_settings
 from loraplex_platform.db.database import Database
@@ -40,6 +41,7 @@ app.add_typer(adapters, name="adapters")
 app.add_typer(models, name="models")
 app.add_typer(limits, name="limits")
 app.add_typer(operators, name="operators")
+app.add_typer(plans, name="plans")
 
 ModelOption = Annotated[
     str | None, typer.Option(help="A Hugging Face folder or hub id; the demo model when absent.")

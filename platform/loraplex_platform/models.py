@@ -1,6 +1,11 @@
 """Every table, so that `Base.metadata` is whole after importing this module."""
 
-from loraplex_platform.admission.models import LimitRule, RejectionCount, RejectionSamples
+from loraplex_platform.admission.models import (
+    LimitOverride,
+    LimitRule,
+    RejectionCount,
+    RejectionSamples,
+)
 from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.auth.models import AdminKey, ApiKey, KeyUse
 from loraplex_platform.batches.models import Batch, BatchLine
@@ -42,6 +47,7 @@ __all__ = [
     "KeyUse",
     "LatencyMinute",
     "LedgerEntry",
+    "LimitOverride",
     "LimitRule",
     "LoginSession",
     "OneTimeLink",

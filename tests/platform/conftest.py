@@ -1,7 +1,7 @@
 """A migrated database in a folder of its own for each test, and the app on it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import structlog
 from fastapi import FastAPI
+from sqlalchemy import CompoundSelect, Connection, Delete, Engine, Select, Update, event
 from tests.platform_stand import (
     BASE,
     Seeded,
@@ -26,6 +27,7 @@ from loraplex_platform.admission.limiter import Limiter
 from loraplex_platform.app import create_app
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
+from loraplex_platform.db.inspection import unscoped_tables
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.openai.served_model import ServedModel
 
@@ -35,6 +37,23 @@ def _plain_tracebacks() -> None:
     """structlog's own default draws them with rich, which takes seconds."""
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[renderer])
+
+
+@pytest.fixture(autouse=True)
+def _statements_name_their_tenant() -> Iterator[None]:
+    """Every statement of every test here says whose rows it means."""
+    offences: list[str] = []
+
+    def inspect(_: Connection, statement: object, *rest: Any) -> None:
+        if isinstance(statement, Select | Update | Delete | CompoundSelect):
+            options = {**statement.get_execution_options(), **rest[-1]}
+            tables = unscoped_tables(statement, options)
+            offences.extend(f"{sorted(tables)}: {statement}" for _ in tables)
+
+    event.listen(Engine, "before_execute", inspect)
+    yield
+    event.remove(Engine, "before_execute", inspect)
+    assert offences == []
 
 
 @pytest.fixture(scope="session")

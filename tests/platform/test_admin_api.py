@@ -193,3 +193,23 @@ async def test_tenant_admin_cannot_give_a_staff_role(stand: AdminStand) -> None:
     for body in ({"role": "owner"}, {"role": "tenant_admin", "tenant_id": stand.globex}):
         answer = await stand.call("POST", "/admin_keys", body, key="acme")
         assert answer.status_code in (400, 403)
+
+
+async def test_limit_raised_for_a_day_is_shown_with_its_source(stand: AdminStand) -> None:
+    plan = await stand.made("/plans", {"name": "gold", "limits": {"tokens_per_minute": 1000}})
+    await stand.call("PATCH", "/tenants/{tenant_id}", {"plan_id": plan["id"]})
+    await stand.call("PUT", "/tenants/{tenant_id}/limits/requests_per_minute", {"value": 10})
+    until = "2999-01-01T00:00:00Z"
+    body = {"value": 99, "expires_at": until, "reason": "launch"}
+    await stand.call("PUT", "/tenants/{tenant_id}/overrides/requests_per_minute", body)
+    shown = (await stand.call("GET", "/tenants/{tenant_id}/effective")).json()["limits"]
+    assert [(e["dimension"], e["value"], e["source"], e["until"]) for e in shown] == [
+        ("tokens_per_minute", 1000, "plan", None),
+        ("requests_per_minute", 99, "override", until),
+    ]
+
+
+async def test_limit_of_another_tenants_key_is_not_found(stand: AdminStand) -> None:
+    key = await stand.made(PROJECT + "/keys", {})
+    path = f"/tenants/{stand.globex}/limits/requests_per_minute?key_id={key['id']}"
+    assert (await stand.call("PUT", path, {"value": 1})).status_code == 404

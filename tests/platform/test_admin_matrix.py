@@ -52,6 +52,7 @@ async def path_of(stand: AdminStand, template: str) -> str:
     for name, make in makers.items():
         if name in template:
             template = template.replace(name, str((await make())["id"]))
+    template = template.replace("{dimension}", "requests_per_minute")
     if template == PROJECT:  # the default project cannot be archived
         other = await stand.made("/tenants/{tenant_id}/projects", {"name": "web"})
         template = template.replace("{project_id}", other["id"])
@@ -75,6 +76,10 @@ BODIES: dict[Route, object] = {
     ("POST", "/tenants/{tenant_id}/people"): PERSON | {"email": "mallory@example.org"},
     ("PATCH", "/tenants/{tenant_id}/people/{person_id}"): {"name": "Eve"},
 }
+for level in ("limits", "overrides"):
+    BODIES["PUT", f"/tenants/{{tenant_id}}/{level}/{{dimension}}"] = {"value": 5}
+BODIES["POST", "/plans"] = {"name": "silver"}
+BODIES["PATCH", "/plans/{plan_id}"] = {"weight": 2}
 BODILESS: set[Route] = {
     ("POST", "/tenants/{tenant_id}/suspend"),
     ("POST", "/tenants/{tenant_id}/resume"),
@@ -85,6 +90,11 @@ BODILESS: set[Route] = {
 OTHER_TENANT: dict[Route, tuple[int, ...]] = {
     ("POST", "/tenants/{tenant_id}/people"): (403,),
 }
+WITHOUT_EFFECT: set[Route] = {  # on a tenant that is active and has no limits
+    ("POST", "/tenants/{tenant_id}/resume"),
+    ("DELETE", "/tenants/{tenant_id}/limits/{dimension}"),
+    ("DELETE", "/tenants/{tenant_id}/overrides/{dimension}"),
+}
 STAFF_ONLY: set[Route] = {
     ("POST", "/tenants"),
     ("PATCH", "/tenants/{tenant_id}"),
@@ -92,6 +102,11 @@ STAFF_ONLY: set[Route] = {
     ("POST", "/tenants/{tenant_id}/suspend"),
     ("POST", "/tenants/{tenant_id}/resume"),
     *(route for route in ROUTES if route[1].startswith(("/people", "/plans"))),
+    *(
+        route
+        for route in ROUTES
+        if route[0] != "GET" and route[1].endswith("/{dimension}")  # their limits are not theirs
+    ),
 }
 
 
@@ -109,7 +124,7 @@ def body_of(route: Route, stand: AdminStand) -> object:
 
 
 def test_every_changing_route_has_its_line_here() -> None:
-    needed = {route for route in ROUTES if route[0] in ("POST", "PATCH")}
+    needed = {route for route in ROUTES if route[0] in ("POST", "PATCH", "PUT")}
     assert needed == set(BODIES) | BODILESS
 
 
@@ -148,7 +163,7 @@ async def test_route_is_open_to_whom_it_should_be(
 
     assert 200 <= await status("owner" if is_for_staff else "acme") < 300
     changed = await num_events(app.state.database) - before
-    assert (changed > 0) == (is_change and not template.endswith("/resume"))
+    assert (changed > 0) == (is_change and route not in WITHOUT_EFFECT)
 
 
 async def num_events(database: Database) -> int:

@@ -1,14 +1,29 @@
-"""Which limits bind a caller at this moment."""
+"""Which limits bind a caller at this moment, and why."""
 
-from loraplex_platform.admission.limits import DIMENSIONS, Limit
-from loraplex_platform.admission.models import LimitRule
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_platform.admission.limits import DIMENSIONS, Level, Limit
 from loraplex_platform.admission.repository import LimitRepository
 from loraplex_platform.db.database import Database
+from loraplex_platform.db.remembered import Remembered
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Principal
-from loraplex_platform.kit.recent import Recent
+from loraplex_platform.tenants.repository import TenantRepository
 
 CACHE_S = 0.5  # how long a changed limit may go unseen: commands promise a second
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveLimit:
+    """A limit, and where its value comes from."""
+
+    limit: Limit
+    source: Literal["override", "rule", "plan"]
+    until: datetime | None = None  # when an override ends
 
 
 class EffectiveLimits:
@@ -16,24 +31,48 @@ class EffectiveLimits:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
-        self._recent: Recent[tuple[str, str, str], tuple[Limit, ...]] = Recent(clock, CACHE_S)
+        self._clock = clock
+        self._known: Remembered[Principal, tuple[EffectiveLimit, ...]] = Remembered(clock, CACHE_S)
 
     async def of(self, principal: Principal) -> tuple[Limit, ...]:
-        who = (principal.tenant_id, principal.project_id, principal.key_id)
-        limits = self._recent.get(who)
-        if limits is None:
+        async def read() -> tuple[EffectiveLimit, ...]:
             async with self._database.reading() as session:
-                rules = await LimitRepository(session).binding(principal)
-            limits = tuple(limit_of(rule) for rule in rules)
-            self._recent.put(who, limits)
-        return limits
+                return await effective_limits(session, principal, self._clock.now())
+
+        now = self._clock.now()
+        known = await self._known.get(principal, read)
+        return tuple(e.limit for e in known if e.until is None or e.until > now)
 
 
-def limit_of(rule: LimitRule) -> Limit:
-    return Limit(
-        dimension=DIMENSIONS[rule.dimension],
-        level=rule.level,  # type: ignore[arg-type]  # the service wrote a Level
-        subject=rule.subject,
-        value=rule.value,
-        strict=rule.strict,
-    )
+async def effective_limits(
+    session: AsyncSession, principal: Principal, now: datetime
+) -> tuple[EffectiveLimit, ...]:
+    """An override before a rule, a rule before what the tenant's plan says."""
+    found: dict[tuple[str, str], EffectiveLimit] = {}
+    for dimension, value in (await _plan_limits(session, principal)).items():
+        limit = _limit("tenant", principal.tenant_id, dimension, value)
+        found["tenant", dimension] = EffectiveLimit(limit, "plan")
+    limits = LimitRepository(session)
+    for rule in await limits.binding(principal):
+        limit = _limit(rule.level, rule.subject, rule.dimension, rule.value, rule.strict)
+        found[rule.level, rule.dimension] = EffectiveLimit(limit, "rule")
+    for override in await limits.overriding(principal, now):
+        standing = found.get((override.level, override.dimension))
+        strict = standing is not None and standing.limit.strict
+        limit = _limit(override.level, override.subject, override.dimension, override.value, strict)
+        found[override.level, override.dimension] = EffectiveLimit(
+            limit, "override", override.expires_at
+        )
+    return tuple(found.values())
+
+
+async def _plan_limits(session: AsyncSession, principal: Principal) -> dict[str, int]:
+    tenants = TenantRepository(session)
+    tenant = await tenants.own(principal)
+    plan = None if tenant.plan_id is None else await tenants.plan(tenant.plan_id)
+    return {} if plan is None else plan.limits
+
+
+def _limit(level: str, subject: str, dimension: str, value: int, strict: bool = False) -> Limit:
+    known: Level = level  # type: ignore[assignment]  # the service wrote a Level
+    return Limit(DIMENSIONS[dimension], known, subject, value, strict)

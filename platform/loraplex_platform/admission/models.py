@@ -6,10 +6,10 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import Base, TenantOwned
+from loraplex_platform.db.base import Audited, Base, TenantOwned
 
 
-class LimitRule(TenantOwned, Base):
+class LimitRule(TenantOwned, Audited, Base):
     """At most `value` of a dimension for a tenant, or for one of its projects or keys."""
 
     __tablename__ = "limit_rule"
@@ -21,6 +21,21 @@ class LimitRule(TenantOwned, Base):
     value: Mapped[int] = mapped_column(BigInteger)
     strict: Mapped[bool]
     updated_at: Mapped[datetime]
+
+
+class LimitOverride(TenantOwned, Audited, Base):
+    """A value that goes before the rule's and the plan's, until it expires."""
+
+    __tablename__ = "limit_override"
+    __table_args__ = (Index("ix_limit_override_tenant_id", "tenant_id"),)
+
+    level: Mapped[str] = mapped_column(primary_key=True)
+    subject: Mapped[str] = mapped_column(primary_key=True)
+    dimension: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger)
+    reason: Mapped[str]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]  # None: until it is removed
 
 
 class RejectionCount(TenantOwned, Base):

@@ -4,11 +4,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, or_
+from sqlalchemy import ColumnElement, and_, or_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.admission.models import LimitRule, RejectionCount, RejectionSamples
+from loraplex_platform.admission.models import (
+    LimitOverride,
+    LimitRule,
+    RejectionCount,
+    RejectionSamples,
+)
 from loraplex_platform.db.scope import across_tenants, for_tenant
 from loraplex_platform.kit.principal import Principal
 
@@ -19,17 +24,21 @@ class LimitRepository:
 
     async def binding(self, principal: Principal) -> Sequence[LimitRule]:
         """The rules of the principal's tenant, project and key."""
-        subjects = (
-            ("tenant", principal.tenant_id),
-            ("project", principal.project_id),
-            ("key", principal.key_id),
-        )
-        binds = [
-            and_(LimitRule.level == level, LimitRule.subject == subject)
-            for level, subject in subjects
-        ]
-        statement = for_tenant(principal, LimitRule).where(or_(*binds))
+        statement = for_tenant(principal, LimitRule).where(_binds(LimitRule, principal))
         return (await self._session.scalars(statement)).all()
+
+    async def overriding(self, principal: Principal, now: datetime) -> Sequence[LimitOverride]:
+        """The same of overrides that have not expired."""
+        statement = for_tenant(principal, LimitOverride).where(
+            _binds(LimitOverride, principal),
+            or_(LimitOverride.expires_at.is_(None), LimitOverride.expires_at > now),
+        )
+        return (await self._session.scalars(statement)).all()
+
+    async def overrides_of(self, tenant_id: str) -> Sequence[LimitOverride]:
+        statement = across_tenants(LimitOverride).where(LimitOverride.tenant_id == tenant_id)
+        order = (LimitOverride.level, LimitOverride.subject, LimitOverride.dimension)
+        return (await self._session.scalars(statement.order_by(*order))).all()
 
     async def of_tenant(self, tenant_id: str) -> Sequence[LimitRule]:
         statement = across_tenants(LimitRule).where(LimitRule.tenant_id == tenant_id)
@@ -45,20 +54,59 @@ class LimitRepository:
         )
         return await self._session.scalar(statement.with_for_update())
 
-    async def put(self, rule: LimitRule) -> None:
-        await self._session.merge(rule)
+    async def put(self, row: LimitRule | LimitOverride) -> None:
+        """Set or replace."""
+        there = await self._one(type(row), row.tenant_id, row.level, row.subject, row.dimension)
+        if there is None:
+            self._session.add(row)
+        else:
+            for column in there.__table__.columns:
+                setattr(there, column.key, getattr(row, column.key))
         await self._session.flush()
 
-    async def remove(self, level: str, subject: str, dimension: str) -> None:
-        statement = across_tenants(LimitRule).where(
-            LimitRule.level == level,
-            LimitRule.subject == subject,
-            LimitRule.dimension == dimension,
-        )
-        rule = await self._session.scalar(statement)
-        if rule is not None:
-            await self._session.delete(rule)
+    async def remove(
+        self,
+        tenant_id: str,
+        level: str,
+        subject: str,
+        dimension: str,
+        table: type[LimitRule] | type[LimitOverride] = LimitRule,
+    ) -> bool:
+        """Whether there was one."""
+        row = await self._one(table, tenant_id, level, subject, dimension)
+        if row is not None:
+            await self._session.delete(row)
             await self._session.flush()
+        return row is not None
+
+    async def _one(
+        self,
+        table: type[LimitRule] | type[LimitOverride],
+        tenant_id: str,
+        level: str,
+        subject: str,
+        dimension: str,
+    ) -> LimitRule | LimitOverride | None:
+        statement = across_tenants(table).where(
+            table.tenant_id == tenant_id,
+            table.level == level,
+            table.subject == subject,
+            table.dimension == dimension,
+        )
+        return await self._session.scalar(statement)
+
+
+def _binds(
+    table: type[LimitRule] | type[LimitOverride], principal: Principal
+) -> ColumnElement[bool]:
+    subjects = (
+        ("tenant", principal.tenant_id),
+        ("project", principal.project_id),
+        ("key", principal.key_id),
+    )
+    return or_(
+        *(and_(table.level == level, table.subject == subject) for level, subject in subjects)
+    )
 
 
 class Bin(NamedTuple):

@@ -2,14 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from loraplex_platform.admission.effective import EffectiveLimit, effective_limits
 from loraplex_platform.admission.limits import DIMENSIONS, Level, Limit
-from loraplex_platform.admission.models import LimitRule, RejectionCount, RejectionSamples
+from loraplex_platform.admission.models import (
+    LimitOverride,
+    LimitRule,
+    RejectionCount,
+    RejectionSamples,
+)
 from loraplex_platform.admission.repository import LimitRepository, RejectionRepository
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.principal import COMMAND_LINE, Administrator, Principal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,20 @@ class Subject:
     id: str
 
 
+def check_limit(dimension: str, value: int, subject: Subject) -> None:
+    known = DIMENSIONS.get(dimension)
+    if known is None:
+        raise InvalidRequest(
+            f"there is no dimension {dimension!r}: {', '.join(DIMENSIONS)}", param="dimension"
+        )
+    if known.kind == "stock" and subject.level != "tenant":
+        raise InvalidRequest(f"{dimension} binds a tenant as a whole", param="level")
+    try:
+        Limit(known, subject.level, subject.id, value)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param="value") from error
+
+
 class LimitService:
     """Changes are seen by running servers within a second."""
 
@@ -28,19 +50,17 @@ class LimitService:
         self._database = database
         self._clock = clock
 
-    async def set(self, subject: Subject, dimension: str, value: int, *, strict: bool) -> None:
+    async def set(
+        self,
+        subject: Subject,
+        dimension: str,
+        value: int,
+        *,
+        strict: bool,
+        by: Administrator = COMMAND_LINE,
+    ) -> None:
         """Set or replace a limit; 0 admits nothing."""
-        known = DIMENSIONS.get(dimension)
-        if known is None:
-            raise InvalidRequest(
-                f"there is no dimension {dimension!r}: {', '.join(DIMENSIONS)}", param="dimension"
-            )
-        if known.kind == "stock" and subject.level != "tenant":
-            raise InvalidRequest(f"{dimension} binds a tenant as a whole", param="level")
-        try:
-            Limit(known, subject.level, subject.id, value)
-        except ValueError as error:
-            raise InvalidRequest(str(error), param="value") from error
+        check_limit(dimension, value, subject)
         rule = LimitRule(
             tenant_id=subject.tenant_id,
             level=subject.level,
@@ -50,13 +70,64 @@ class LimitService:
             strict=strict,
             updated_at=self._clock.now(),
         )
-        async with self._database.unit_of_work() as session:
+        async with changing(self._database, by.actor, self._clock) as session:
             await LimitRepository(session).put(rule)
 
-    async def remove(self, subject: Subject, dimension: str) -> None:
+    async def remove(
+        self, subject: Subject, dimension: str, *, by: Administrator = COMMAND_LINE
+    ) -> None:
         """Lift a limit; does nothing where there is none."""
-        async with self._database.unit_of_work() as session:
-            await LimitRepository(session).remove(subject.level, subject.id, dimension)
+        async with changing(self._database, by.actor, self._clock) as session:
+            await LimitRepository(session).remove(
+                subject.tenant_id, subject.level, subject.id, dimension
+            )
+
+    async def override(
+        self,
+        subject: Subject,
+        dimension: str,
+        value: int,
+        *,
+        expires_at: datetime | None,
+        reason: str = "",
+        by: Administrator = COMMAND_LINE,
+    ) -> None:
+        """Another value for a while; what was set before comes back by itself."""
+        check_limit(dimension, value, subject)
+        if DIMENSIONS[dimension].kind == "stock":
+            raise InvalidRequest(f"{dimension} cannot be overridden: set it", param="dimension")
+        if expires_at is not None and expires_at <= self._clock.now():
+            raise InvalidRequest("expires_at is in the past", param="expires_at")
+        row = LimitOverride(
+            tenant_id=subject.tenant_id,
+            level=subject.level,
+            subject=subject.id,
+            dimension=dimension,
+            value=value,
+            reason=reason,
+            created_at=self._clock.now(),
+            expires_at=expires_at,
+        )
+        async with changing(self._database, by.actor, self._clock) as session:
+            await LimitRepository(session).put(row)
+
+    async def end_override(
+        self, subject: Subject, dimension: str, *, by: Administrator = COMMAND_LINE
+    ) -> None:
+        """Does nothing where there is none."""
+        async with changing(self._database, by.actor, self._clock) as session:
+            await LimitRepository(session).remove(
+                subject.tenant_id, subject.level, subject.id, dimension, LimitOverride
+            )
+
+    async def overrides(self, tenant_id: str) -> Sequence[LimitOverride]:
+        async with self._database.reading() as session:
+            return await LimitRepository(session).overrides_of(tenant_id)
+
+    async def effective(self, principal: Principal) -> tuple[EffectiveLimit, ...]:
+        """What binds this key, read afresh, with where each value comes from."""
+        async with self._database.reading() as session:
+            return await effective_limits(session, principal, self._clock.now())
 
     async def of_tenant(self, tenant_id: str) -> Sequence[LimitRule]:
         async with self._database.reading() as session:

@@ -58,6 +58,10 @@ class KeyRepository:
         )
         return await self._session.scalar(statement)
 
+    async def find_in(self, by: Administrator, tenant_id: str, key_id: str) -> ApiKey | None:
+        statement = visible_to(by, ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.id == key_id)
+        return await self._session.scalar(statement)
+
     async def page(
         self, by: Administrator, tenant_id: str, project_id: str, after: str | None, limit: int
     ) -> Sequence[ApiKey]:

@@ -79,6 +79,14 @@ class KeyService:
         async with self._database.reading() as session:
             return await _found(session, by, path)
 
+    async def find_in(self, by: Administrator, tenant_id: str, key_id: str) -> ApiKey:
+        """A key of any of the tenant's projects."""
+        async with self._database.reading() as session:
+            key = await KeyRepository(session).find_in(by, tenant_id, key_id)
+        if key is None:
+            raise NotFound(f"there is no key {key_id!r}", param="key_id")
+        return key
+
     async def last_used(
         self, by: Administrator, tenant_id: str, keys: Sequence[ApiKey]
     ) -> dict[str, datetime]:

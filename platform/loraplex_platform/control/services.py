@@ -4,6 +4,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from loraplex_platform.admission.plans import PlanService
+from loraplex_platform.admission.service import LimitService
 from loraplex_platform.audit.service import AuditService
 from loraplex_platform.auth.admin_keys import AdminKeyService
 from loraplex_platform.auth.dependencies import administrator_with
@@ -44,6 +46,18 @@ def _audit(request: Request) -> AuditService:
     return service
 
 
+def _plans(request: Request) -> PlanService:
+    service: PlanService = request.app.state.plans
+    return service
+
+
+def _limits(request: Request) -> LimitService:
+    service: LimitService = request.app.state.limits
+    return service
+
+
+Plans = Annotated[PlanService, Depends(_plans)]
+Limits = Annotated[LimitService, Depends(_limits)]
 Tenants = Annotated[TenantService, Depends(_tenants)]
 Projects = Annotated[ProjectService, Depends(_projects)]
 Keys = Annotated[KeyService, Depends(_keys)]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from loraplex_engine.messages import TIERS, TenantShare, Tier
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
+from loraplex_platform.db.remembered import Remembered
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest, ModelNotFound, PermissionDenied
 from loraplex_platform.kit.principal import Principal
-from loraplex_platform.kit.recent import Recent
 from loraplex_platform.openai.parameters import Parameters, ServiceTier
 from loraplex_platform.tenants.repository import TenantRepository
 
@@ -45,7 +45,7 @@ class Resolver:
     def __init__(self, database: Database, base_id: str, clock: Clock) -> None:
         self._database = database
         self._base_id = base_id
-        self._known: Recent[tuple[str, str], Known] = Recent(clock, KNOWN_S)
+        self._known: Remembered[tuple[str, str], Known] = Remembered(clock, KNOWN_S)
 
     async def resolve(self, principal: Principal, request: Parameters) -> Target:
         """The adapter version behind a name; other tenants' names do not exist."""
@@ -55,10 +55,9 @@ class Resolver:
                 param="model",
                 code="model_not_allowed",
             )
-        known = self._known.get((principal.tenant_id, request.model))
-        if known is None:
-            known = await self._look_up(principal, request.model)
-            self._known.put((principal.tenant_id, request.model), known)
+        known = await self._known.get(
+            (principal.tenant_id, request.model), lambda: self._look_up(principal, request.model)
+        )
         tier = _tier_of(request.service_tier, known.max_tier)
         return Target(known.adapter_version, tier, known.share)
 

@@ -1,0 +1,136 @@
+"""What goes in and comes out where plans and limits are concerned."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from fastapi import Path
+from pydantic import BaseModel, Field
+
+from loraplex_platform.admission.effective import EffectiveLimit
+from loraplex_platform.admission.limits import DIMENSIONS
+from loraplex_platform.admission.models import LimitOverride, LimitRule
+from loraplex_platform.control.schemas import (
+    Change,
+    Count,
+    Input,
+    Moment,
+    Name,
+    Output,
+    Share,
+    Text,
+    Tier,
+    Weight,
+)
+
+Dimension = Annotated[
+    str, Path(pattern=r"^[a-z_]{1,64}$", description=f"One of {', '.join(DIMENSIONS)}.")
+]
+Value = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class PlanPatch(Change):
+    name: Name | None = None
+    weight: Weight | None = None
+    max_tier: Tier | None = None
+    max_running: Count | None = None
+    kv_share: Share | None = None
+    limits: Annotated[dict[Text, Value], Field(max_length=100)] | None = None
+
+    @classmethod
+    def required(cls) -> frozenset[str]:
+        return frozenset({"name", "weight", "max_tier", "limits"})
+
+
+class NewPlan(PlanPatch):
+    name: Name
+
+
+class PlanOut(Output):
+    object: Literal["plan"] = "plan"
+    name: str
+    weight: float
+    max_tier: str
+    max_running: int | None
+    kv_share: float | None
+    limits: dict[str, int]
+    created_at: datetime
+
+
+class LimitBody(Input):
+    value: Value
+    strict: bool = False  # refuse while the shared store is away
+
+
+class OverrideBody(Input):
+    value: Value
+    expires_at: Moment | None = None  # None: until it is removed
+    reason: Text = ""
+
+
+class RuleOut(BaseModel):
+    level: str
+    subject: str
+    dimension: str
+    value: int
+    strict: bool
+
+
+class OverrideOut(BaseModel):
+    level: str
+    subject: str
+    dimension: str
+    value: int
+    reason: str
+    expires_at: datetime | None
+
+
+class LimitsOut(BaseModel):
+    rules: list[RuleOut]
+    overrides: list[OverrideOut]
+
+
+class SettingOut(BaseModel):
+    value: float | str | None
+    source: Literal["tenant", "plan", "default"]
+
+
+class EffectiveLimitOut(BaseModel):
+    level: str
+    subject: str
+    dimension: str
+    value: int
+    strict: bool
+    source: Literal["override", "rule", "plan"]
+    until: datetime | None
+
+    @classmethod
+    def of(cls, effective: EffectiveLimit) -> Self:
+        limit = effective.limit
+        return cls(
+            level=limit.level,
+            subject=limit.subject,
+            dimension=limit.dimension.name,
+            value=limit.value,
+            strict=limit.is_strict,
+            source=effective.source,
+            until=effective.until,
+        )
+
+
+class EffectiveOut(BaseModel):
+    settings: dict[str, SettingOut]
+    limits: list[EffectiveLimitOut]
+
+
+def limits_out(rules: Sequence[LimitRule], overrides: Sequence[LimitOverride]) -> LimitsOut:
+    return LimitsOut(
+        rules=[
+            RuleOut(**{name: getattr(rule, name) for name in RuleOut.model_fields})
+            for rule in rules
+        ],
+        overrides=[
+            OverrideOut(**{name: getattr(row, name) for name in OverrideOut.model_fields})
+            for row in overrides
+        ],
+    )

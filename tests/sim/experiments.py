@@ -62,20 +62,20 @@ def traces(job: Job) -> Measured:
 
 
 def adapters(job: Job) -> Measured:
-    """32 adapters of four tenants, Zipf 1.0, in 8 slots or in 32."""
+    """32 tenants with an adapter each, Zipf 1.0, in 8 slots or in 32."""
     names = [f"adapter-{i}" for i in range(32)]
     size = dict(zip(names, random.Random(0).choices(ADAPTER_MB, k=32), strict=True))
     slots = SimulatedSlots(int(job.variant.split()[0]), lambda name: 0.002 * size[name])
-    own = [tuple(names[i::4]) for i in range(4)]
+    shares = [1 / (i + 1) for i in range(32)]
     tenants = tuple(
         Tenant(
             f"tenant-{i}",
-            "interactive" if i < 2 else "standard",
-            job.rate / 4,
-            adapters=own[i],
+            "interactive" if i % 2 == 0 else "standard",
+            job.rate * share / sum(shares),
+            adapters=(names[i],),
             cv=1.0,
         )
-        for i in range(4)
+        for i, share in enumerate(shares)
     )
     run = Simulation(
         job.policy, Workload(tenants), seed=job.seed, config=config_for(job.policy), slots=slots

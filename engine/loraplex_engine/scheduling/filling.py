@@ -242,9 +242,7 @@ class Filler:
 
     def feed_the_hungry(self, draft: Draft) -> None:
         """Where targets cannot be met, streams do not keep prompts out for ever."""
-        if any(item.num_tokens > 1 for item in draft.plan.items) or not any(
-            lane.prefills or lane.backlog for lane in self.live
-        ):
+        if draft.load.attention or not any(lane.prefills or lane.backlog for lane in self.live):
             self._hungry = 0
             return
         self._hungry += 1

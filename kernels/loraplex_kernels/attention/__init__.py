@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex_kernels.device import implementation
+from loraplex_kernels.device import has_amx, implementation
 from loraplex_kernels.kv_store import rotary_write_kv, write_kv
 
 __all__ = ["paged_attention", "rotary_write_kv", "write_kv"]
@@ -32,7 +32,19 @@ def paged_attention(
     assert q.shape[1] % k_cache.shape[1] == 0
     assert k_cache.shape[2] % 16 == 0
     assert block_tables.dtype == query_start.dtype == context_lengths.dtype == torch.int32
-    out: torch.Tensor = implementation(__name__, q.device.type).paged_attention(
+    out: torch.Tensor
+    if (
+        q.device.type == "cpu"
+        and q.dtype == torch.bfloat16
+        and has_amx()
+        and not softcap
+        and q.shape[2] % 32 == 0
+    ):
+        out = implementation(__name__, "amx").paged_attention(
+            q, k_cache, v_cache, block_tables, query_start, context_lengths, scale, window
+        )
+        return out
+    out = implementation(__name__, q.device.type).paged_attention(
         q, k_cache, v_cache, block_tables, query_start, context_lengths, scale, window, softcap
     )
     return out

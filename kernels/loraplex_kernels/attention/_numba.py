@@ -214,6 +214,17 @@ def _sequence_of(tile, starts, num_seqs):
 
 
 @piece
+def tile_of(tile, starts, lengths, num_seqs):
+    """A tile's sequence, first query token, number of these and position of the first; none: past it."""
+    seq = _sequence_of(tile, starts, num_seqs)
+    begin = np.int64(pointer_i32(starts)[seq])
+    end = np.int64(pointer_i32(starts)[seq + 1])
+    token = begin + (tile - (begin // QUERY_TILE + seq)) * QUERY_TILE
+    tokens = min(QUERY_TILE, end - token)
+    return seq, token, tokens, np.int64(pointer_i32(lengths)[seq]) - (end - token)
+
+
+@piece
 def _work(
     index,
     dtype,
@@ -235,15 +246,9 @@ def _work(
     group = heads // kv_heads
     item = ITEM_BYTES[dtype]
     tile, head = index // kv_heads, index % kv_heads
-    seq = _sequence_of(tile, starts, num_seqs)
-    begin = np.int64(pointer_i32(starts)[seq])
-    end = np.int64(pointer_i32(starts)[seq + 1])
-    length = np.int64(pointer_i32(lengths)[seq])
-    token = begin + (tile - (begin // QUERY_TILE + seq)) * QUERY_TILE
-    if token >= end:
+    seq, token, tokens, position = tile_of(tile, starts, lengths, num_seqs)
+    if tokens <= 0:
         return
-    tokens = min(QUERY_TILE, end - token)
-    position = length - (end - token)
     rows = tokens * group
     scratch = np.empty(rows * (2 * dim + 2) + block_size * (2 * dim + 1), np.float32)
     _tile(

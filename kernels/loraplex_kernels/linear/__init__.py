@@ -39,7 +39,7 @@ def pack_weight(weight: torch.Tensor, layout: Layout | None = None) -> PackedWei
         tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
     else:
         tensor = weight
-    return PackedWeight(*weight.shape, tensor, layout)
+    return PackedWeight(weight.shape[0], weight.shape[1], tensor, layout)
 
 
 def linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

@@ -28,7 +28,7 @@ class EngineConfig:
     max_loras: int = 8  # device slots
     max_lora_rank: int = 64
     max_cpu_lora_bytes: int = 512 * 2**20  # loaded adapters kept below the slots
-    scheduling_policy: PolicyName = "fcfs"
+    scheduling_policy: PolicyName = "hfs"
     threads: int | None = None  # of the CPU's kernels; None: one per core
 
     def __post_init__(self) -> None:

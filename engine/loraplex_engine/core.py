@@ -148,7 +148,7 @@ class Engine:
             running=len(self.policy.running),
             waiting=len(self.policy.waiting),
             sequences=tuple(
-                sequence_stats(live.seq, self.policy.explain(live.seq, now).reason, now)
+                sequence_stats(live.seq, self.policy.reason(live.seq), now)
                 for live in self._live.values()
             ),
             free_blocks=self.kv.num_free,

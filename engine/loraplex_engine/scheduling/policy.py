@@ -4,6 +4,7 @@ A policy is pure Python, owns no clock and no tensor: `now` is a parameter, KV b
 slots are reached through the two Protocols below, so a simulator can drive the same code.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -126,6 +127,13 @@ class AdapterSlots(Protocol):
         """Whether a load could start now: a free slot, or an idle one to evict."""
         ...
 
+    def blockers(self, adapter: str, remaining: Callable[[str], int]) -> Collection[str] | None:
+        """The fewest adapters in use whose end would let this one load; None: not known yet.
+
+        A wide adapter may wait for several. Among as few, those whose `remaining` work is least.
+        """
+        ...
+
     def acquire(self, adapter: str) -> None:
         """One more running sequence uses a resident adapter."""
         ...
@@ -163,6 +171,14 @@ class Policy(Protocol):
 
     def observe(self, plan: StepPlan, seconds: float, now: float) -> None:
         """The plan's step took `seconds`. The loop has already appended the sampled tokens."""
+        ...
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """A step that nobody scheduled, run to see how long it takes, took `seconds`."""
+        ...
+
+    def reason(self, seq: Sequence) -> WaitReason | None:
+        """Why it waits, without the rest of an explanation; None if it does not."""
         ...
 
     def explain(self, seq: Sequence, now: float) -> Explanation: ...

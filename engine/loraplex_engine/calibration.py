@@ -1,7 +1,7 @@
 """The first steps of an engine, timed before anybody waits: the first plans then know their length."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from loraplex_engine.messages import SamplingParams
@@ -10,9 +10,9 @@ from loraplex_engine.runner import Runner
 from loraplex_engine.scheduling.policy import Policy, StepPlan, take
 from loraplex_engine.sequence import Sequence
 
-CHUNKS = (16, 64, 64, 128)  # tokens, one after the other: prefill from several positions
-STREAMS = (1, 4, 16, 64)
-REPEATS = 2  # the first of each shape prepares kernels and memory, and is not counted
+CHUNKS = (64, 64, 128)  # tokens of one prompt, one chunk after the other
+LONGEST_S = 3.0
+LEAST_STEPS = 3  # even where they take longer
 
 
 def calibrate(
@@ -24,51 +24,53 @@ def calibrate(
     max_num_batched_tokens: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Run steps of several shapes and tell the policy how long each took; leaves no trace in `kv`."""
-    chunks = [n for n in CHUNKS if n <= max_num_batched_tokens]
-    streams = [n for n in STREAMS if n < max_num_seqs] + [max_num_seqs]
-    length = sum(chunks)
-    num_blocks = length // kv.block_size + max(streams)
-    if num_blocks > kv.num_free:  # too small a cache to have room for more than a guess
-        return
-    for repeat in range(REPEATS):
-        for plan in _plans(kv, chunks, streams):
-            started_s = clock()
-            runner.collect(runner.launch(plan))
-            if repeat:
-                policy.learn(plan, clock() - started_s)
+    """Tell the policy how long a few steps of different shapes take; leaves no trace in `kv`.
 
+    The very first step also prepares kernels and memory, and does not count.
+    """
+    chunks = [min(n, max_num_batched_tokens) for n in CHUNKS]
+    streams = [max_num_seqs, 1, max(1, max_num_seqs // 4)]
+    if sum(chunks) // kv.block_size + 1 + max_num_seqs > kv.num_free:
+        return  # a cache this small has no room for it
+    prompt = _sequence(sum(chunks))
+    kv.extend(prompt, sum(chunks))
+    started_s, num_steps = clock(), 0
 
-def _plans(kv: PagedKv, chunks: list[int], streams: list[int]) -> Iterator[StepPlan]:
-    """A prompt in chunks, then steps of more and more streams that all read this prompt."""
-    length = sum(chunks)
-    prompt = _sequence(length)
-    kv.extend(prompt, length)
-    for num_tokens in chunks:
-        yield _plan(prompt, num_tokens)
-        prompt.num_computed = prompt.num_scheduled
-    shared = prompt.block_table[: length // kv.block_size]
-    for count in streams:
-        readers = [_sequence(len(shared) * kv.block_size + 1) for _ in range(count)]
+    def run(plan: StepPlan) -> None:
+        nonlocal num_steps
+        step_s = clock()
+        runner.collect(runner.launch(plan))
+        if num_steps:
+            policy.learn(plan, clock() - step_s)
+        num_steps += 1
+
+    for chunk, count in zip(chunks, streams, strict=True):
         plan = StepPlan()
+        take(plan, prompt, chunk)
+        run(plan)
+        prompt.num_computed = prompt.num_scheduled
+        readers, plan = _streams(kv, prompt, count)
+        run(plan)
         for reader in readers:
-            kv.extend(reader, 1)
-            reader.num_computed = reader.num_scheduled = len(shared) * kv.block_size
-        own = [reader.block_table[0] for reader in readers]
-        for reader, block in zip(readers, own, strict=True):
-            reader.block_table[:] = [*shared, block]
-            take(plan, reader, 1)
-        yield plan
-        for reader, block in zip(readers, own, strict=True):
-            reader.block_table[:] = [block]
+            del reader.block_table[:-1]  # the others are the prompt's
             kv.free(reader)
+        if num_steps > LEAST_STEPS and clock() > started_s + LONGEST_S:
+            break
     kv.free(prompt)
 
 
-def _plan(seq: Sequence, num_tokens: int) -> StepPlan:
+def _streams(kv: PagedKv, prompt: Sequence, count: int) -> tuple[list[Sequence], StepPlan]:
+    """A step of so many streams that all read what is computed of the prompt."""
+    shared = prompt.block_table[: prompt.num_computed // kv.block_size]
+    start = len(shared) * kv.block_size
+    readers = [_sequence(start + 1) for _ in range(count)]
     plan = StepPlan()
-    take(plan, seq, num_tokens)
-    return plan
+    for reader in readers:
+        kv.extend(reader, 1)
+        reader.block_table[:0] = shared
+        reader.num_computed = reader.num_scheduled = start
+        take(plan, reader, 1)
+    return readers, plan
 
 
 def _sequence(num_tokens: int) -> Sequence:

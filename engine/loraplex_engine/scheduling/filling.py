@@ -61,7 +61,9 @@ class Filler:
             budget = max(longest, config.decode_step_share * target)
         else:
             budget = config.step_cap_s if self._has_live_work() else config.idle_step_s
-        least = self.model.base_s + self.model.per_token_s * config.min_step_tokens
+        # Where a step's fixed part is long, as much again goes to tokens: else it is mostly lost.
+        base_s, tokens_s = self.model.base_s, self.model.per_token_s * config.min_step_tokens
+        least = base_s + max(base_s, tokens_s)
         return max(budget / (1 + self.model.margin), least)
 
     def fill_budget(self) -> float:

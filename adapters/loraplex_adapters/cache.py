@@ -126,7 +126,7 @@ class AdapterCache:
         return self._slots.fits(self._ranks.get(version))
 
     def blockers(
-        self, version: str, remaining: Callable[[str], int] = lambda _: 0
+        self, version: str, remaining: Callable[[str], float] = lambda _: 0
     ) -> tuple[str, ...] | None:
         """The fewest versions in use whose end would let this one load; None: not known yet.
 

@@ -54,7 +54,7 @@ class SlotTable:
         return rank is None or self.rows.find(rank, without=idle) is not None
 
     def blockers(
-        self, rank: int, remaining: Callable[[str], int] = lambda _: 0
+        self, rank: int, remaining: Callable[[str], float] = lambda _: 0
     ) -> tuple[str, ...] | None:
         """The fewest versions in use whose end would make room for this rank; None: not known yet.
 
@@ -62,7 +62,7 @@ class SlotTable:
         Among as few, those whose `remaining` work is least.
         """
 
-        def wait(versions: tuple[str, ...]) -> tuple[int, int]:
+        def wait(versions: tuple[str, ...]) -> tuple[int, float]:
             return len(versions), max(map(remaining, versions), default=0)
 
         owners = {r.row_start: (v, r) for v, r in self.residents.items()}

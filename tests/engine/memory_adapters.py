@@ -49,7 +49,7 @@ class MemoryAdapters:
     def can_load(self, adapter: str) -> bool:
         return self._usable_slot() is not None
 
-    def blockers(self, adapter: str, remaining: Callable[[str], int]) -> tuple[str, ...] | None:
+    def blockers(self, adapter: str, remaining: Callable[[str], float]) -> tuple[str, ...] | None:
         in_use = [v for v in self.resident if self.users.get(v)]
         return (min(in_use, key=remaining),) if in_use else None
 

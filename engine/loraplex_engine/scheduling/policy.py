@@ -127,7 +127,7 @@ class AdapterSlots(Protocol):
         """Whether a load could start now: a free slot, or an idle one to evict."""
         ...
 
-    def blockers(self, adapter: str, remaining: Callable[[str], int]) -> Collection[str] | None:
+    def blockers(self, adapter: str, remaining: Callable[[str], float]) -> Collection[str] | None:
         """The fewest adapters in use whose end would let this one load; None: not known yet.
 
         A wide adapter may wait for several. Among as few, those whose `remaining` work is least.

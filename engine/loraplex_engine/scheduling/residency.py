@@ -4,6 +4,8 @@ A request whose adapter holds no slot may be passed by others for a while only. 
 drained: nobody new may use it, and the slot it leaves is kept for the request that waited.
 """
 
+import math
+
 from loraplex_engine.messages import WaitReason
 from loraplex_engine.scheduling.flows import Request
 from loraplex_engine.scheduling.policy import AdapterSlots, StepPlan
@@ -101,8 +103,10 @@ class Residency:
     def _victims(self, request: Request) -> list[str]:
         return [victim for victim, other in self._drained_for.items() if other is request]
 
-    def _remaining(self, adapter: str) -> int:
-        """Tokens until the last user of an adapter ends."""
+    def _remaining(self, adapter: str) -> float:
+        """Tokens until the last user of an adapter ends; one drained already is not asked twice."""
+        if adapter in self._drained_for:
+            return math.inf
         return max(map(_remaining, self._users.get(adapter, ())), default=0)
 
     def _is_coming(self, request: Request) -> bool:

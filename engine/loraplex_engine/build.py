@@ -125,6 +125,7 @@ def build_engine(
         eos_token_ids=model.config.eos_token_ids,
         decoder=decoder,
         max_num_batched_tokens=capacity.max_num_batched_tokens,
+        max_queue_s=config.max_queue_s,
     )
     return Engine(served, runner, policy, kv, adapters, clock)
 

@@ -1,9 +1,11 @@
 """The engine's loop: commands in, one step at a time, events out. Knows no socket and no clock of its own."""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from loraplex_engine.adapter_tier import AdapterTier
@@ -33,6 +35,7 @@ from loraplex_engine.scheduling.policy import KvCache, Policy, ScheduledTokens, 
 
 log = logging.getLogger(__name__)
 
+EXPIRED = Ending("error", error="timeout", message="the request's time is over")
 DRAINING = Ending("error", error="unavailable", message="the engine is draining")
 
 
@@ -68,6 +71,7 @@ class Engine:
         self.prefixes: dict[str, RegisterPrefix] = {}
         self._live: dict[str, LiveRequest] = {}
         self._events: list[Event] = []
+        self._deadlines: list[tuple[float, str]] = []
         self._in_flight: deque[_InFlight] = deque()
         self._meter = Meter(served.max_num_batched_tokens)
         self._stats_number = 0
@@ -121,6 +125,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Plan, compute and judge one step; returns all events since the last call."""
         self._poll_adapters()
+        self._expire()
         self._drain()
         plan = self.policy.schedule(self.clock())
         self._meter.preemptions += len(plan.preemptions)
@@ -181,6 +186,30 @@ class Engine:
             self.policy.set_share(request.share)
         self._live[request.request_id] = live
         self.policy.add(live.seq, now)
+        if request.remaining_s is not None:
+            heappush(self._deadlines, (now + request.remaining_s, request.request_id))
+        if request.tier != "batch":
+            self._refuse_if_late(request, now)
+
+    def _refuse_if_late(self, request: Generate, now: float) -> None:
+        """Say at once what would not start in time; batch work may wait."""
+        patience_s = self.served.max_queue_s
+        if request.remaining_s is not None:
+            patience_s = min(patience_s, request.remaining_s)
+        if math.isinf(patience_s):
+            return
+        expected_s = self.policy.explain(self._live[request.request_id].seq, now).expected_s
+        if expected_s is not None and expected_s > patience_s:
+            text = f"the queue takes {expected_s:.0f} s, the request can wait {patience_s:.0f} s"
+            retry_after_s = max(1.0, expected_s - patience_s)
+            ending = Ending("error", error="overloaded", message=text, retry_after_s=retry_after_s)
+            self._end(request.request_id, ending)
+
+    def _expire(self) -> None:
+        """End what has had its time."""
+        now = self.clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self._end(heappop(self._deadlines)[1], EXPIRED)
 
     def _launch(self, plan: StepPlan) -> None:
         now = self.clock()
@@ -272,7 +301,13 @@ class Engine:
             return Explanation(request_id, None, None, 0, None)
         why = self.policy.explain(live.seq, self.clock())
         return Explanation(
-            request_id, live.seq.phase, why.reason, why.ahead, why.expected_s, why.detail
+            request_id,
+            live.seq.phase,
+            why.reason,
+            why.ahead,
+            why.expected_s,
+            why.detail,
+            live.seq.tenant,
         )
 
 

@@ -40,6 +40,7 @@ from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.people.sessions import SessionService
 from loraplex_platform.rest.idempotency import Idempotency
+from loraplex_platform.tenants.live_shares import LiveShares
 from loraplex_platform.tenants.projects import ProjectService
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.books import Books
@@ -91,13 +92,14 @@ def create_app(
     )
 
     authenticator = Authenticator(database, secrets, clock)
+    shares = LiveShares(database, engine)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
         running = [
             asyncio.create_task(run())
-            for run in (rejections.run, meter.run, authenticator.uses.run)
+            for run in (rejections.run, meter.run, authenticator.uses.run, shares.run)
         ]
         yield
         await inference.tasks.drain()  # what was served is written down first

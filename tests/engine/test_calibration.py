@@ -41,7 +41,7 @@ def calibrated(num_blocks: int = 64) -> tuple[Scripted, SlowMachine]:
 
 
 def test_the_step_model_knows_the_machine_before_the_first_request() -> None:
-    world, machine = calibrated()
+    world, _ = calibrated()
     policy = world.engine.policy
     assert isinstance(policy, Hfs)
     for num_tokens in (1, 16, 64, 256):

@@ -30,8 +30,9 @@ from loraplex_engine.messages import (
     SetTenant,
 )
 from loraplex_engine.metrics import Meter, sequence_stats
+from loraplex_engine.prefixes import Prefixes
 from loraplex_engine.runner import Runner, SampledTokens
-from loraplex_engine.scheduling.policy import KvCache, Policy, ScheduledTokens, StepPlan
+from loraplex_engine.scheduling.policy import Policy, PrefixCache, ScheduledTokens, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Engine:
         served: Served,
         runner: Runner[Any],
         policy: Policy,
-        kv: KvCache,
+        kv: PrefixCache,
         adapters: AdapterTier,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,7 +69,7 @@ class Engine:
         self.kv = kv
         self.adapters = adapters
         self.clock = clock
-        self.prefixes: dict[str, RegisterPrefix] = {}
+        self.prefixes = Prefixes(kv, served)
         self._live: dict[str, LiveRequest] = {}
         self._events: list[Event] = []
         self._deadlines: list[tuple[float, str]] = []
@@ -105,10 +106,10 @@ class Engine:
                 self._end(request_id, Ending("abort"))
             case SetTenant(share):
                 self.policy.set_share(share)
-            case RegisterPrefix(prefix_id):
-                self.prefixes[prefix_id] = command
+            case RegisterPrefix():
+                self._register(command)
             case DropPrefix(prefix_id):
-                self.prefixes.pop(prefix_id, None)
+                self.prefixes.drop(prefix_id)
             case PreloadAdapter(adapter):
                 self.adapters.start_load(adapter)
             case PinAdapter(adapter, _, pinned):
@@ -168,6 +169,7 @@ class Engine:
             preemptions=meter.preemptions,
             spare=meter.spare,
             draining=self._drain_until_s is not None,
+            prefixes=tuple(self.prefixes.stats()),
         )
 
     def _generate(self, request: Generate) -> None:
@@ -190,6 +192,13 @@ class Engine:
             heappush(self._deadlines, (now + request.remaining_s, request.request_id))
         if request.tier != "batch":
             self._refuse_if_late(request, now)
+
+    def _register(self, command: RegisterPrefix) -> None:
+        live = self.prefixes.register(command, self.clock())
+        if live is not None and self._drain_until_s is None:
+            self._end(live.seq.request_id, Ending("abort"))  # an earlier prefix of this id
+            self._live[live.seq.request_id] = live
+            self.policy.add(live.seq, self.clock())
 
     def _refuse_if_late(self, request: Generate, now: float) -> None:
         """Say at once what would not start in time; batch work may wait."""
@@ -243,8 +252,13 @@ class Engine:
             self._meter.count(seq.tenant, "discarded", len(sampled.token_ids))
             return
         live = self._live[seq.request_id]
+        if live.is_internal:
+            if sampled.token_ids:
+                self._end(seq.request_id, Ending("stop"))
+            return
         if not live.is_accounted:
             live.is_accounted = True
+            self.prefixes.note(seq)
             self._meter.count(seq.tenant, "prompt", seq.num_prompt_tokens)
             self._meter.count(seq.tenant, "cached", seq.num_cached)
         if not sampled.token_ids:
@@ -277,6 +291,8 @@ class Engine:
             return
         now = self.clock()
         self.policy.finish(live.seq, now)
+        if live.is_internal:
+            return
         self._meter.count(live.seq.tenant, "recomputed", live.seq.num_recomputed)
         self._events.append(live.finished(ending, now))
 

@@ -26,6 +26,7 @@ class LiveRequest:
     seq: Sequence
     decoder: TokenDecoder
     eos_token_ids: frozenset[int]
+    is_internal: bool = False  # nobody asked for it, nobody hears of it
     is_accounted: bool = False  # whether its prompt has been counted
     detokenizer: Detokenizer = field(init=False)
 

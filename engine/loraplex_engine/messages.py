@@ -15,7 +15,13 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 WaitReason = Literal["kv", "slot", "loading", "quota", "priority", "prefix"]
 SequencePhase = Literal["waiting", "loading", "prefill", "decode", "parked"]
 ErrorCode = Literal[
-    "bad_request", "context_too_long", "unknown_adapter", "overloaded", "timeout", "unavailable", "internal"
+    "bad_request",
+    "context_too_long",
+    "unknown_adapter",
+    "overloaded",
+    "timeout",
+    "unavailable",
+    "internal",
 ]
 
 PROTOCOL_VERSION = 1

@@ -118,6 +118,26 @@ class KvCache(Protocol):
         ...
 
 
+class PrefixCache(KvCache, Protocol):
+    """Blocks as the loop sees them, which also keeps registered prefixes."""
+
+    def block_keys(self, seq: Sequence) -> list[bytes]:
+        """Keys of the full blocks of its prompt, cached or not."""
+        ...
+
+    def num_cached_of(self, keys: list[bytes]) -> int:
+        """How many blocks of a chain are cached, from its beginning."""
+        ...
+
+    def keep_warm(self, keys: list[bytes]) -> None:
+        """Evict these last, cached as they are or as soon as they come; counted."""
+        ...
+
+    def let_cool(self, keys: list[bytes]) -> None:
+        """The counterpart of keep_warm."""
+        ...
+
+
 class AdapterSlots(Protocol):
     """Device slots as a policy sees them. Implemented by loraplex_adapters.cache."""
 

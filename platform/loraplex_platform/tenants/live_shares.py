@@ -53,7 +53,7 @@ class LiveShares:
                 for tenant in await tenants.among(live)
             ]
         for share in shares:
-            known, times = self._told.get(share.tenant, (share, 0))
+            known, times = self._told.get(share.tenant, (None, 0))
             times = TIMES if known != share else times
             self._told[share.tenant] = (share, max(0, times - 1))
             if times:

@@ -135,6 +135,7 @@ def create_app(
     app.state.models = ModelService(database, model, clock.now())
     app.state.inference = inference
     app.state.live_requests = LiveRequests(engine)
+    app.state.warmth = warmth
     app.state.prefixes = PrefixService(
         database, engine, model, warmth, clock, wait_s=settings.engine_wait_s
     )

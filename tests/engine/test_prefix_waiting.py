@@ -14,7 +14,9 @@ ALLOWED = 12_177  # five per cent more
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "num_slots"), [(4096, 16), (1024, 16), (1024, 8)], ids=["ample", "tight", "slots"]
+    ("num_blocks", "num_slots"),
+    [(4096, 16), (1024, 16), (1024, 8)],
+    ids=["ample", "tight", "slots"],
 )
 @pytest.mark.parametrize("step_s", [0.01, 3.0], ids=["fast", "slow"])
 def test_system_prompts_of_a_burst_are_computed_once_each(

@@ -6,7 +6,7 @@ visible. A version is validated whole before any other loses its slot to it.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -125,9 +125,14 @@ class AdapterCache:
             return False
         return self._slots.fits(self._ranks.get(version))
 
-    def blockers(self, version: str) -> tuple[str, ...] | None:
-        """The fewest versions in use whose end would let this one load; None: not known yet."""
-        return self._slots.blockers(self._ranks.get(version, 1))
+    def blockers(
+        self, version: str, remaining: Callable[[str], float] = lambda _: 0
+    ) -> tuple[str, ...] | None:
+        """The fewest versions in use whose end would let this one load; None: not known yet.
+
+        Among as few, those whose `remaining` work is least.
+        """
+        return self._slots.blockers(self._ranks.get(version, 1), remaining)
 
     def slot_of(self, version: str) -> int:
         return self._slots.residents[version].slot

@@ -1,6 +1,7 @@
 """Who has which slot and rows: references, promises, pins and the order of eviction. No tensor."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from loraplex_adapters.rows import RowAllocator
@@ -52,11 +53,18 @@ class SlotTable:
             return False
         return rank is None or self.rows.find(rank, without=idle) is not None
 
-    def blockers(self, rank: int) -> tuple[str, ...] | None:
+    def blockers(
+        self, rank: int, remaining: Callable[[str], float] = lambda _: 0
+    ) -> tuple[str, ...] | None:
         """The fewest versions in use whose end would make room for this rank; None: not known yet.
 
         Rows are consecutive, so a wide adapter may have to wait for several neighbours at once.
+        Among as few, those whose `remaining` work is least.
         """
+
+        def wait(versions: tuple[str, ...]) -> tuple[int, float]:
+            return len(versions), max(map(remaining, versions), default=0)
+
         owners = {r.row_start: (v, r) for v, r in self.residents.items()}
         ends = [start + length for start, length in self.rows.runs.items()]
         best: tuple[str, ...] | None = None
@@ -69,12 +77,11 @@ class SlotTable:
                 if start < first + rank and start + length > first
             ]
             found = _users(inside)
-            if found is not None and (best is None or len(found) < len(best)):
+            if found is not None and (best is None or wait(found) < wait(best)):
                 best = found
         if best == () and not self.fits(rank):  # rows enough, but no slot
-            in_use = (v for v, r in self.residents.items() if r.references and not r.is_pinned)
-            victim = next(in_use, None)
-            return None if victim is None else (victim,)
+            in_use = [v for v, r in self.residents.items() if r.references and not r.is_pinned]
+            return (min(in_use, key=remaining),) if in_use else None
         return best
 
     def acquire(self, version: str) -> None:

@@ -57,7 +57,7 @@ def build(config: EngineConfig, store: AdapterStore) -> Engine:
         host_bytes=config.max_cpu_lora_bytes,
     )
     tokenizer = Tokenizer.from_file(str(config.model / "tokenizer.json"))
-    return build_engine(config, model, adapters, tokenizer)
+    return build_engine(config, model, adapters, tokenizer, is_calibrated=True)
 
 
 def main() -> int:

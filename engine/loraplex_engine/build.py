@@ -9,6 +9,7 @@ from uuid import uuid4
 import torch
 
 from loraplex_engine.adapter_tier import AdapterTier
+from loraplex_engine.calibration import calibrate
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
 from loraplex_engine.detokenizer import TokenDecoder
@@ -77,9 +78,13 @@ def build_engine(
     decoder: TokenDecoder,
     *,
     sampler: TokenSampler | None = None,
+    is_calibrated: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
-    """An engine over a loaded model; `sampler` replaces the drawing of tokens."""
+    """An engine over a loaded model; `sampler` replaces the drawing of tokens.
+
+    A calibrated one has run a few seconds of steps and knows how long they take.
+    """
     kv_shape = _kv_shape(config, model)
     capacity = fit(config, model, kv_shape)
     kv = PagedKv(capacity.num_blocks, config.block_size, caching=config.enable_prefix_caching)
@@ -94,6 +99,14 @@ def build_engine(
         sampler or Sampler(model.config.eos_token_ids),
         model.device,
     )
+    if is_calibrated:
+        calibrate(
+            runner,
+            policy,
+            kv,
+            max_num_seqs=capacity.max_num_seqs,
+            max_num_batched_tokens=capacity.max_num_batched_tokens,
+        )
     hello = Hello(
         protocol=PROTOCOL_VERSION,
         model_hash=model.fingerprint,
@@ -112,6 +125,7 @@ def build_engine(
         eos_token_ids=model.config.eos_token_ids,
         decoder=decoder,
         max_num_batched_tokens=capacity.max_num_batched_tokens,
+        max_queue_s=config.max_queue_s,
     )
     return Engine(served, runner, policy, kv, adapters, clock)
 

@@ -28,7 +28,8 @@ class EngineConfig:
     max_loras: int = 8  # device slots
     max_lora_rank: int = 64
     max_cpu_lora_bytes: int = 512 * 2**20  # loaded adapters kept below the slots
-    scheduling_policy: PolicyName = "fcfs"
+    scheduling_policy: PolicyName = "hfs"
+    max_queue_s: float = 300.0  # a live request that would wait longer is refused at once
     threads: int | None = None  # of the CPU's kernels; None: one per core
 
     def __post_init__(self) -> None:
@@ -49,6 +50,8 @@ class EngineConfig:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}"
             )
+        if not self.max_queue_s > 0:
+            raise InvalidConfig(f"max_queue_s must be positive, not {self.max_queue_s}")
         if self.cpu_kv_cache_bytes is not None:
             _check_at_least("cpu_kv_cache_bytes", self.cpu_kv_cache_bytes, 1)
 

@@ -1,9 +1,11 @@
 """The engine's loop: commands in, one step at a time, events out. Knows no socket and no clock of its own."""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from loraplex_engine.adapter_tier import AdapterTier
@@ -28,11 +30,13 @@ from loraplex_engine.messages import (
     SetTenant,
 )
 from loraplex_engine.metrics import Meter, sequence_stats
+from loraplex_engine.prefixes import Prefixes
 from loraplex_engine.runner import Runner, SampledTokens
-from loraplex_engine.scheduling.policy import KvCache, Policy, ScheduledTokens, StepPlan
+from loraplex_engine.scheduling.policy import Policy, PrefixCache, ScheduledTokens, StepPlan
 
 log = logging.getLogger(__name__)
 
+EXPIRED = Ending("error", error="timeout", message="the request's time is over")
 DRAINING = Ending("error", error="unavailable", message="the engine is draining")
 
 
@@ -55,7 +59,7 @@ class Engine:
         served: Served,
         runner: Runner[Any],
         policy: Policy,
-        kv: KvCache,
+        kv: PrefixCache,
         adapters: AdapterTier,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,9 +69,10 @@ class Engine:
         self.kv = kv
         self.adapters = adapters
         self.clock = clock
-        self.prefixes: dict[str, RegisterPrefix] = {}
+        self.prefixes = Prefixes(kv, served)
         self._live: dict[str, LiveRequest] = {}
         self._events: list[Event] = []
+        self._deadlines: list[tuple[float, str]] = []
         self._in_flight: deque[_InFlight] = deque()
         self._meter = Meter(served.max_num_batched_tokens)
         self._stats_number = 0
@@ -101,10 +106,10 @@ class Engine:
                 self._end(request_id, Ending("abort"))
             case SetTenant(share):
                 self.policy.set_share(share)
-            case RegisterPrefix(prefix_id):
-                self.prefixes[prefix_id] = command
+            case RegisterPrefix():
+                self._register(command)
             case DropPrefix(prefix_id):
-                self.prefixes.pop(prefix_id, None)
+                self.prefixes.drop(prefix_id)
             case PreloadAdapter(adapter):
                 self.adapters.start_load(adapter)
             case PinAdapter(adapter, _, pinned):
@@ -121,6 +126,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Plan, compute and judge one step; returns all events since the last call."""
         self._poll_adapters()
+        self._expire()
         self._drain()
         plan = self.policy.schedule(self.clock())
         self._meter.preemptions += len(plan.preemptions)
@@ -148,7 +154,7 @@ class Engine:
             running=len(self.policy.running),
             waiting=len(self.policy.waiting),
             sequences=tuple(
-                sequence_stats(live.seq, self.policy.explain(live.seq, now).reason, now)
+                sequence_stats(live.seq, self.policy.reason(live.seq), now)
                 for live in self._live.values()
             ),
             free_blocks=self.kv.num_free,
@@ -163,6 +169,7 @@ class Engine:
             preemptions=meter.preemptions,
             spare=meter.spare,
             draining=self._drain_until_s is not None,
+            prefixes=tuple(self.prefixes.stats()),
         )
 
     def _generate(self, request: Generate) -> None:
@@ -181,6 +188,37 @@ class Engine:
             self.policy.set_share(request.share)
         self._live[request.request_id] = live
         self.policy.add(live.seq, now)
+        if request.remaining_s is not None:
+            heappush(self._deadlines, (now + request.remaining_s, request.request_id))
+        if request.tier != "batch":
+            self._refuse_if_late(request, now)
+
+    def _register(self, command: RegisterPrefix) -> None:
+        live = self.prefixes.register(command, self.clock())
+        if live is not None and self._drain_until_s is None:
+            self._end(live.seq.request_id, Ending("abort"))  # an earlier prefix of this id
+            self._live[live.seq.request_id] = live
+            self.policy.add(live.seq, self.clock())
+
+    def _refuse_if_late(self, request: Generate, now: float) -> None:
+        """Say at once what would not start in time; batch work may wait."""
+        patience_s = self.served.max_queue_s
+        if request.remaining_s is not None:
+            patience_s = min(patience_s, request.remaining_s)
+        if math.isinf(patience_s):
+            return
+        expected_s = self.policy.explain(self._live[request.request_id].seq, now).expected_s
+        if expected_s is not None and expected_s > patience_s:
+            text = f"the queue takes {expected_s:.0f} s, the request can wait {patience_s:.0f} s"
+            retry_after_s = max(1.0, expected_s - patience_s)
+            ending = Ending("error", error="overloaded", message=text, retry_after_s=retry_after_s)
+            self._end(request.request_id, ending)
+
+    def _expire(self) -> None:
+        """End what has had its time."""
+        now = self.clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self._end(heappop(self._deadlines)[1], EXPIRED)
 
     def _launch(self, plan: StepPlan) -> None:
         now = self.clock()
@@ -214,8 +252,13 @@ class Engine:
             self._meter.count(seq.tenant, "discarded", len(sampled.token_ids))
             return
         live = self._live[seq.request_id]
+        if live.is_internal:
+            if sampled.token_ids:
+                self._end(seq.request_id, Ending("stop"))
+            return
         if not live.is_accounted:
             live.is_accounted = True
+            self.prefixes.note(seq)
             self._meter.count(seq.tenant, "prompt", seq.num_prompt_tokens)
             self._meter.count(seq.tenant, "cached", seq.num_cached)
         if not sampled.token_ids:
@@ -248,6 +291,8 @@ class Engine:
             return
         now = self.clock()
         self.policy.finish(live.seq, now)
+        if live.is_internal:
+            return
         self._meter.count(live.seq.tenant, "recomputed", live.seq.num_recomputed)
         self._events.append(live.finished(ending, now))
 
@@ -272,7 +317,13 @@ class Engine:
             return Explanation(request_id, None, None, 0, None)
         why = self.policy.explain(live.seq, self.clock())
         return Explanation(
-            request_id, live.seq.phase, why.reason, why.ahead, why.expected_s, why.detail
+            request_id,
+            live.seq.phase,
+            why.reason,
+            why.ahead,
+            why.expected_s,
+            why.detail,
+            live.seq.tenant,
         )
 
 

@@ -8,6 +8,7 @@ EngineError
 ├── ProtocolError           the peer does not speak this version of the messages
 ├── ModelUnavailable        the base model cannot be found, fetched or converted
 ├── EngineOverloaded        the queue cannot be served in time; carries retry_after_s
+├── DeadlineExceeded        the time that the request had is over
 ├── EngineInternal          a fault of ours; the request did nothing wrong
 └── CannotStart             the engine cannot be started as asked
     ├── InvalidConfig       a setting, or two together, make no sense
@@ -53,6 +54,10 @@ class EngineOverloaded(EngineError):
     def __init__(self, message: str | None = None, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(EngineError):
+    """The request's deadline passed before it was complete."""
 
 
 class EngineInternal(EngineError):

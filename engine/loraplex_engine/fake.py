@@ -5,7 +5,7 @@ import hashlib
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loraplex_engine.errors import EngineUnavailable
 from loraplex_engine.messages import (
@@ -13,6 +13,7 @@ from loraplex_engine.messages import (
     Abort,
     AdapterFailed,
     Command,
+    DropPrefix,
     EngineStats,
     ErrorCode,
     Explanation,
@@ -20,6 +21,8 @@ from loraplex_engine.messages import (
     FinishReason,
     Generate,
     Hello,
+    PrefixStats,
+    RegisterPrefix,
     SequencePhase,
     SequenceStats,
     TokenCounters,
@@ -89,6 +92,7 @@ class FakeEngine:
         self.spare = 1.0
         self.restart_s: float | None = None  # None: stays away until come_back
         self.unknown_adapters: set[str] = set()
+        self.refuse_with: tuple[ErrorCode, float | None] | None = None  # and retry_after_s
         self.requests: list[Generate] = []
         self.commands: list[Command] = []
         self.num_generated = 0
@@ -98,6 +102,7 @@ class FakeEngine:
         self._life = 0
         self._running: dict[str, FakeSequence] = {}
         self._prefixes: set[tuple[str, str | None, tuple[int, ...]]] = set()
+        self._registered: dict[str, tuple[RegisterPrefix, PrefixStats]] = {}
         self._failures: asyncio.Queue[AdapterFailed] = asyncio.Queue()
         self._stats_count = 0
 
@@ -137,6 +142,7 @@ class FakeEngine:
             step_s=self.step_s,
             steps=self.num_generated,
             tokens=TokenCounters(completion=self.num_generated),
+            prefixes=tuple(stats for _, stats in self._registered.values()),
             spare=self.spare,
         )
 
@@ -145,6 +151,7 @@ class FakeEngine:
         self._is_up = False
         self._life += 1
         self._prefixes.clear()
+        self._registered.clear()
 
     def come_back(self) -> None:
         self._is_up = True
@@ -157,10 +164,13 @@ class FakeEngine:
         if not self._is_up:
             raise EngineUnavailable
         self.requests.append(request)
-        sequence = FakeSequence(request, self._life, time.monotonic(), self._cached_tokens(request))
+        cached_tokens = self._cached_tokens(request)
+        self._count_prefixes(request, cached_tokens)
+        sequence = FakeSequence(request, self._life, time.monotonic(), cached_tokens)
         error = self._refusal(request)
         if error is not None:
-            yield _finished(sequence, "error", error=error)
+            retry_after_s = self.refuse_with[1] if self.refuse_with else None
+            yield replace(_finished(sequence, "error", error=error), retry_after_s=retry_after_s)
             return
         assert request.request_id not in self._running, "a request id is used once"
         self._running[request.request_id] = sequence
@@ -174,12 +184,19 @@ class FakeEngine:
         if not self._is_up:
             raise EngineUnavailable
         self.commands.append(command)
-        if isinstance(command, Abort) and command.request_id in self._running:
-            self._running[command.request_id].is_aborted = True
+        match command:
+            case Abort(request_id) if request_id in self._running:
+                self._running[request_id].is_aborted = True
+            case RegisterPrefix():
+                self._register(command)
+            case DropPrefix(prefix_id):
+                self._registered.pop(prefix_id, None)
 
     async def explain(self, request_id: str) -> Explanation:
-        phase: SequencePhase | None = "decode" if request_id in self._running else None
-        return Explanation(request_id, phase, None, ahead=0, expected_s=None)
+        running = self._running.get(request_id)
+        phase: SequencePhase | None = None if running is None else "decode"
+        tenant = None if running is None else running.request.tenant
+        return Explanation(request_id, phase, None, ahead=0, expected_s=None, tenant=tenant)
 
     async def failures(self) -> AsyncIterator[AdapterFailed]:
         while True:
@@ -210,7 +227,7 @@ class FakeEngine:
             )
         if stop is not None:
             reason = "stop"
-        self._remember(sequence.request)
+        self._remember(sequence.request, sequence.request.prompt_ids)
         yield _finished(sequence, reason, stop_reason=stop)
 
     def _live(self, sequence: FakeSequence) -> None:
@@ -226,6 +243,8 @@ class FakeEngine:
             raise EngineUnavailable
 
     def _refusal(self, request: Generate) -> ErrorCode | None:
+        if self.refuse_with is not None:
+            return self.refuse_with[0]
         if len(request.prompt_ids) + request.sampling.max_tokens > self._hello.max_model_len:
             return "context_too_long"
         return "unknown_adapter" if request.adapter in self.unknown_adapters else None
@@ -244,10 +263,28 @@ class FakeEngine:
                 return end
         return 0
 
-    def _remember(self, request: Generate) -> None:
-        ids = request.prompt_ids
+    def _remember(self, request: Generate | RegisterPrefix, ids: tuple[int, ...]) -> None:
         for end in range(BLOCK, len(ids) + 1, BLOCK):
             self._prefixes.add((request.cache_scope, request.adapter, ids[:end]))
+
+    def _register(self, command: RegisterPrefix) -> None:
+        self._remember(command, command.token_ids)
+        warm = len(command.token_ids) // BLOCK * BLOCK
+        stats = PrefixStats(command.prefix_id, command.tenant, warm, warm, 0, 0, 0)
+        self._registered[command.prefix_id] = (command, stats)
+
+    def _count_prefixes(self, request: Generate, cached_tokens: int) -> None:
+        for prefix_id, (prefix, seen) in self._registered.items():
+            begins = request.prompt_ids[: seen.num_tokens] == prefix.token_ids[: seen.num_tokens]
+            is_own = (request.cache_scope, request.adapter) == (prefix.cache_scope, prefix.adapter)
+            if begins and is_own:
+                counted = replace(
+                    seen,
+                    requests=seen.requests + 1,
+                    hits=seen.hits + (cached_tokens >= seen.num_tokens),
+                    saved_tokens=seen.saved_tokens + min(cached_tokens, seen.num_tokens),
+                )
+                self._registered[prefix_id] = (prefix, counted)
 
     def _stats_of(self, sequence: FakeSequence) -> SequenceStats:
         return SequenceStats(

@@ -1,5 +1,6 @@
 """What the engine accepts: from a Generate to a live request, or to the reason why not."""
 
+import math
 from dataclasses import dataclass, replace
 
 from loraplex_engine.detokenizer import TokenDecoder
@@ -19,6 +20,7 @@ class Served:
     eos_token_ids: frozenset[int]
     decoder: TokenDecoder
     max_num_batched_tokens: int
+    max_queue_s: float = math.inf  # a live request that would wait longer is refused at once
 
 
 def live_request(request: Generate, served: Served, now: float) -> LiveRequest:

@@ -16,6 +16,7 @@ class Ending(NamedTuple):
     stop_reason: str | int | None = None
     error: ErrorCode | None = None
     message: str | None = None
+    retry_after_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class LiveRequest:
     seq: Sequence
     decoder: TokenDecoder
     eos_token_ids: frozenset[int]
+    is_internal: bool = False  # nobody asked for it, nobody hears of it
     is_accounted: bool = False  # whether its prompt has been counted
     detokenizer: Detokenizer = field(init=False)
 
@@ -68,6 +70,7 @@ class LiveRequest:
             stop_reason=ending.stop_reason,
             error=ending.error,
             message=ending.message,
+            retry_after_s=ending.retry_after_s,
         )
 
     def _judge(self, token_id: int) -> tuple[str, Ending | None]:

@@ -15,7 +15,13 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 WaitReason = Literal["kv", "slot", "loading", "quota", "priority", "prefix"]
 SequencePhase = Literal["waiting", "loading", "prefill", "decode", "parked"]
 ErrorCode = Literal[
-    "bad_request", "context_too_long", "unknown_adapter", "overloaded", "unavailable", "internal"
+    "bad_request",
+    "context_too_long",
+    "unknown_adapter",
+    "overloaded",
+    "timeout",
+    "unavailable",
+    "internal",
 ]
 
 PROTOCOL_VERSION = 1
@@ -207,6 +213,7 @@ class Finished:
     stop_reason: str | int | None = None  # the stop string or token that matched
     error: ErrorCode | None = None
     message: str | None = None
+    retry_after_s: float | None = None  # with "overloaded": when the queue is short enough again
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +232,33 @@ class Explanation:
     phase: SequencePhase | None
     reason: WaitReason | None
     ahead: int  # sequences that will be started before it
-    expected_s: float | None
+    expected_s: float | None  # until it starts
     detail: str = ""
+    tenant: str | None = None  # whose it is; None: the engine does not know the id
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """A registered prefix, and what it did since it was registered."""
+
+    prefix_id: str
+    tenant: str
+    num_tokens: int  # in whole blocks: what can be kept
+    warm_tokens: int  # of these, in the cache
+    requests: int  # that began with it
+    hits: int  # of these, that found all of it
+    saved_tokens: int  # that needed no computing
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """How well the plans fit what happened."""
+
+    schedule_s: float = 0.0  # smoothed time to make a plan
+    forecast_error: float = 0.0  # smoothed |step / prediction - 1|
+    slow_steps: int = 0  # that took over five times their prediction
+    offloads: int = 0  # preemptions that kept their KV on the host
+    jain: float = 1.0  # fairness of weighted service among tenants that wait; 1 is equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +310,8 @@ class EngineStats:
     preemptions: int = 0
     spare: float = 0.0  # 0..1, the part of the step budget that live traffic leaves
     draining: bool = False
+    scheduler: SchedulerStats = SchedulerStats()
+    prefixes: tuple[PrefixStats, ...] = ()
 
 
 Event = Hello | TokenEvent | Finished | AdapterFailed | Explanation | EngineStats

@@ -35,13 +35,19 @@ from loraplex_platform.middleware import RequestContext
 from loraplex_platform.observability import endpoints as probes
 from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai import endpoints as openai
+from loraplex_platform.openai.cache_scope import CacheScopes
+from loraplex_platform.openai.live_requests import LiveRequests
 from loraplex_platform.openai.models import ModelService
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
 from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.people.sessions import SessionService
+from loraplex_platform.prefixes import endpoints as prefixes
+from loraplex_platform.prefixes.service import PrefixService
+from loraplex_platform.prefixes.warmth import Warmth
 from loraplex_platform.rest.idempotency import Idempotency
+from loraplex_platform.tenants.live_shares import LiveShares
 from loraplex_platform.tenants.projects import ProjectService
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.books import Books
@@ -93,13 +99,15 @@ def create_app(
     )
 
     authenticator = Authenticator(database, secrets, clock)
+    shares = LiveShares(database, engine)
+    warmth = Warmth(database, engine, CacheScopes(secrets), model.id)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
         running = [
             asyncio.create_task(run())
-            for run in (rejections.run, meter.run, authenticator.uses.run)
+            for run in (rejections.run, meter.run, authenticator.uses.run, shares.run, warmth.run)
         ]
         yield
         await inference.tasks.drain()  # what was served is written down first
@@ -130,6 +138,11 @@ def create_app(
     app.state.projects = ProjectService(database, clock)
     app.state.models = ModelService(database, model, clock.now())
     app.state.inference = inference
+    app.state.live_requests = LiveRequests(engine)
+    app.state.warmth = warmth
+    app.state.prefixes = PrefixService(
+        database, engine, model, warmth, clock, wait_s=settings.engine_wait_s
+    )
     app.state.meter = meter
     app.state.prices = prices
     app.state.gate = gate
@@ -144,6 +157,7 @@ def create_app(
     install_error_handlers(app)
     app.include_router(probes.router)
     app.include_router(openai.router)
+    app.include_router(prefixes.router)
     app.include_router(files.router)
     app.include_router(control)
     return app

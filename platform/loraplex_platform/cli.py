@@ -194,12 +194,15 @@ def set_tenant(
     max_tier: Annotated[str | None, typer.Option(help="The best tier it may use.")] = None,
     max_running: Annotated[int | None, typer.Option(help="Soft cap on sequences.")] = None,
     kv_share: Annotated[float | None, typer.Option(help="Soft cap on blocks, 0 to 1.")] = None,
+    prefix_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of registered prefixes that are kept warm.")
+    ] = None,
 ) -> None:
-    """Change a tenant's standing; running servers see it with the next request."""
+    """Change a tenant's standing; running servers follow within a second."""
 
     async def work() -> None:
         async with open_database() as database:
-            change = TenantChange(weight, max_tier, max_running, kv_share)
+            change = TenantChange(weight, max_tier, max_running, kv_share, prefix_tokens)
             await TenantService(database, SystemClock()).set(name, change)
 
     run(work())

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from loraplex_engine.errors import (
     BadRequest,
     ContextTooLong,
+    DeadlineExceeded,
     EngineError,
     EngineOverloaded,
     EngineUnavailable,
@@ -123,6 +124,8 @@ def from_engine(error: EngineError) -> kit.PlatformError:
         return kit.InvalidRequest(str(error))
     if isinstance(error, EngineOverloaded):
         return kit.Overloaded(str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, DeadlineExceeded):
+        return kit.DeadlineExceeded(str(error))
     if isinstance(error, EngineUnavailable):
         return kit.Overloaded(str(error), retry_after_s=1.0)
     return kit.InternalError()

@@ -13,6 +13,7 @@ from loraplex_platform.catalogue.models import Adapter
 from loraplex_platform.db.base import Base
 from loraplex_platform.files.models import StoredFile
 from loraplex_platform.people.models import LoginSession, OneTimeLink, Person
+from loraplex_platform.prefixes.models import Prefix
 from loraplex_platform.rest.models import IdempotentRequest
 from loraplex_platform.tenants.models import Plan, Project, ServiceAccount, Tenant
 from loraplex_platform.usage.billing_models import (
@@ -53,6 +54,7 @@ __all__ = [
     "OneTimeLink",
     "Person",
     "Plan",
+    "Prefix",
     "PriceBookRow",
     "Project",
     "RejectionCount",

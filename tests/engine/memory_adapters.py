@@ -1,6 +1,6 @@
 """The twin of the adapter cache for tests without a model: slots and states, no weights."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,6 +48,10 @@ class MemoryAdapters:
 
     def can_load(self, adapter: str) -> bool:
         return self._usable_slot() is not None
+
+    def blockers(self, adapter: str, remaining: Callable[[str], float]) -> tuple[str, ...] | None:
+        in_use = [v for v in self.resident if self.users.get(v)]
+        return (min(in_use, key=remaining),) if in_use else None
 
     def acquire(self, adapter: str) -> None:
         assert adapter in self._slots

@@ -75,6 +75,7 @@ class Scripted:
         max_num_batched_tokens: int = 8,
         adapters: MemoryAdapters | None = None,
         policy: PolicyName = "fcfs",
+        vocab_size: int = VOCAB_SIZE,
     ) -> None:
         self.kv = PagedKv(num_blocks, block_size)
         self.adapters = adapters or MemoryAdapters((), num_slots=1)
@@ -95,7 +96,7 @@ class Scripted:
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
         served = Served(
-            "engine", hello, VOCAB_SIZE, frozenset([EOS]), Letters(), max_num_batched_tokens
+            "engine", hello, vocab_size, frozenset([EOS]), Letters(), max_num_batched_tokens
         )
         self.engine = Engine(
             served,

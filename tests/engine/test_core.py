@@ -254,9 +254,10 @@ def test_shares_and_prefixes_are_taken() -> None:
     world = Scripted()
     world.engine.submit(SetTenant(TenantShare("acme", weight=2.0)))
     world.engine.submit(RegisterPrefix("p", "acme", "scope", None, (1, 2)))
-    assert list(world.engine.prefixes) == ["p"]
+    (listed,) = world.engine.stats().prefixes
+    assert (listed.prefix_id, listed.num_tokens) == ("p", 0)
     world.engine.submit(DropPrefix("p"))
-    assert world.engine.prefixes == {}
+    assert world.engine.stats().prefixes == ()
     assert not world.engine.has_work
 
 

@@ -82,6 +82,10 @@ class SimulatedSlots:
     def can_load(self, adapter: str) -> bool:
         return len(self.users) + len(self.loading) < self.num_slots or 0 in self.users.values()
 
+    def blockers(self, adapter: str, remaining: Callable[[str], float]) -> tuple[str, ...] | None:
+        in_use = [name for name, count in self.users.items() if count]
+        return (min(in_use, key=remaining),) if in_use else None
+
     def acquire(self, adapter: str) -> None:
         self.users[adapter] = self.users.pop(adapter) + 1
 

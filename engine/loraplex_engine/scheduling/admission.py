@@ -185,15 +185,15 @@ class Admission:
         return reason
 
     def _waits_for_prefix(self, request: Request, now: float) -> bool:
-        """Whether a running request computes what this one would begin with; bounded in time."""
+        """Whether a running request computes what this one would begin with, and gets on with it."""
         if not self._producers:
             return False
         key = self.kv.next_block_key(request.seq)
         producer = self._producers.get(key) if key is not None else None
         if producer is None or producer is request:
             return False
-        if request.prefix_since_s is None:
-            request.prefix_since_s = now
+        if request.prefix_since_s is None or key != request.prefix_key:
+            request.prefix_since_s, request.prefix_key = now, key
         return now - request.prefix_since_s <= self.config.prefix_wait_s
 
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from loraplex_engine.messages import TenantShare
+from loraplex_engine.messages import TenantShare, WaitReason
 from loraplex_engine.scheduling.policy import (
     AdapterSlots,
     Explanation,
@@ -82,15 +82,21 @@ class Fcfs:
             if seq.phase == "prefill" and seq.output_ids:
                 seq.phase = "decode"
 
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """The order of arrival needs no forecast."""
+
+    def reason(self, seq: Sequence) -> WaitReason | None:
+        if seq in self._running:
+            return None
+        if seq.adapter is not None and self.slots.state(seq.adapter) != "resident":
+            is_loading = self.slots.state(seq.adapter) == "loading"
+            return "loading" if is_loading or self.slots.can_load(seq.adapter) else "slot"
+        return "kv"
+
     def explain(self, seq: Sequence, now: float) -> Explanation:
         if seq not in self._waiting:
             return Explanation(None, 0, None)
-        ahead = self._waiting.index(seq)
-        if seq.adapter is not None and self.slots.state(seq.adapter) != "resident":
-            is_loading = self.slots.state(seq.adapter) == "loading"
-            can_load = is_loading or self.slots.can_load(seq.adapter)
-            return Explanation("loading" if can_load else "slot", ahead, None)
-        return Explanation("kv", ahead, None)
+        return Explanation(self.reason(seq), self._waiting.index(seq), None)
 
     def _continue(self, plan: StepPlan, seq: Sequence, num_tokens: int) -> None:
         """Give a running sequence its tokens, at the expense of the youngest if blocks run out."""

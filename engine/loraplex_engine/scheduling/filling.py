@@ -45,6 +45,7 @@ class Filler:
         self.preemptor = preemptor
         self.admission = admission
         self.config = config
+        self._least_chunk = min(MIN_CHUNK, config.max_num_batched_tokens)
         self._hungry = 0  # steps since a live prompt got a chunk while one wanted it
 
     def budget(self, now: float) -> float:
@@ -60,7 +61,9 @@ class Filler:
             budget = max(longest, config.decode_step_share * target)
         else:
             budget = config.step_cap_s if self._has_live_work() else config.idle_step_s
-        least = self.model.base_s + self.model.per_token_s * config.min_step_tokens
+        # Where a step's fixed part is long, as much again goes to tokens: else it is mostly lost.
+        base_s, tokens_s = self.model.base_s, self.model.per_token_s * config.min_step_tokens
+        least = base_s + max(base_s, tokens_s)
         return max(budget / (1 + self.model.margin), least)
 
     def fill_budget(self) -> float:
@@ -145,7 +148,7 @@ class Filler:
         """Prefill chunks and admissions of one tier, the most urgent first."""
         prefills = sorted(lane.prefills, key=lambda request: request.urgency, reverse=True)
         may_admit = True
-        while self._room(draft, 0) >= MIN_CHUNK:
+        while self._room(draft, 0) >= self._least_chunk:
             head = self._next(lane, draft) if may_admit else None
             may_admit = head is not None
             if head is not None and not (prefills and prefills[-1].urgency < head.urgency):
@@ -210,7 +213,7 @@ class Filler:
         seq, lane = request.seq, request.flow.lane
         start = seq.num_scheduled
         num_tokens = min(seq.num_todo, self._room(draft, start))
-        if num_tokens < min(seq.num_todo, MIN_CHUNK):
+        if num_tokens < min(seq.num_todo, self._least_chunk):
             return
         if start + num_tokens > request.capacity and not self._make_room(
             request, num_tokens, draft

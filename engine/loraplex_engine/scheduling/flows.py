@@ -36,7 +36,8 @@ class Request:
     denied_s: float | None = None  # since when others may have passed it
     denied_at: int = 0  # admissions of its lane until then
     refused_at: int = -1  # version of the running set that left it no memory
-    prefix_since_s: float | None = None
+    prefix_since_s: float | None = None  # since when it waits for somebody's next block
+    prefix_key: bytes | None = None  # that block's
     prefix_hint: tuple[int, int] = (0, 0)  # the step that looked, cached tokens
     host_blocks: list[int] = field(default_factory=list)
     num_checkpointed: int = 0  # leading blocks whose copy on the host is complete

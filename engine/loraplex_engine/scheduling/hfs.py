@@ -9,15 +9,16 @@ import math
 from collections import deque
 from heapq import heappop, heappush
 
-from loraplex_engine.messages import TIERS, TenantShare
+from loraplex_engine.messages import TIERS, TenantShare, WaitReason
 from loraplex_engine.scheduling.admission import Admission
 from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.filling import Draft, Filler
 from loraplex_engine.scheduling.flows import Lane, Request, Tenant
+from loraplex_engine.scheduling.outlook import Outlook
 from loraplex_engine.scheduling.policy import AdapterSlots, Explanation, KvCache, StepPlan
 from loraplex_engine.scheduling.preemption import Preemptor
 from loraplex_engine.scheduling.residency import Residency
-from loraplex_engine.scheduling.step_model import StepModel
+from loraplex_engine.scheduling.step_model import StepLoad, StepModel
 from loraplex_engine.sequence import Sequence
 
 
@@ -37,6 +38,7 @@ class Hfs:
         self.preemptor = Preemptor(kv, self.residency, self.model, self.lanes, config)
         self.admission = Admission(kv, self.residency, self.preemptor, self.lanes, config)
         self.filler = Filler(kv, self.lanes, self.model, self.preemptor, self.admission, config)
+        self.outlook = Outlook(kv, self.lanes, self.model, self.admission, config)
         self.cost_per_s = 0.0  # smoothed rate of service
         self._tenants: dict[str, Tenant] = {}
         self._requests: dict[Sequence, Request] = {}
@@ -79,7 +81,7 @@ class Hfs:
         request.flow.push(request)
         if lane is self.batch and seq.deadline_s is not None and self.cost_per_s:
             share = max(lane.target.floor, 0.01) * self.cost_per_s
-            latest = seq.deadline_s - self._remaining_cost(request) / share
+            latest = seq.deadline_s - self.outlook.cost(request) / share
             heappush(self._latest_starts, (latest, request.number, request))
 
     def finish(self, seq: Sequence, now: float) -> None:
@@ -148,6 +150,12 @@ class Hfs:
             if samples and seq.phase == "prefill" and not seq.is_finished:
                 self._first_token(self._requests[seq], now)
 
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        load = StepLoad()
+        for item in plan.items:
+            load.add(item.start, item.num_tokens)
+        self.model.observe(load, seconds)
+
     def _fill_batch(self, draft: Draft) -> None:
         self.filler.decode([self.batch], draft)
         self.filler.fill(self.batch, draft)
@@ -187,24 +195,19 @@ class Hfs:
         to_device = sum(copy.direction == "to_device" for copy in plan.copies)
         return to_device * exposed * self.config.copy_s_per_block
 
+    def reason(self, seq: Sequence) -> WaitReason | None:
+        request = self._requests.get(seq)
+        if request is None or request.is_admitted:
+            return None
+        return request.reason or "priority"
+
     def explain(self, seq: Sequence, now: float) -> Explanation:
         request = self._requests.get(seq)
         if request is None or request.is_admitted:
             return Explanation(None, 0, None)
-        lane, flow = request.flow.lane, request.flow
-        ahead = [
-            other
-            for above in self.lanes[: lane.index + 1]
-            for rival in above.backlog
-            for other in rival.waiting
-            if above is not lane
-            or (other.urgency < request.urgency if rival is flow else rival.counter < flow.counter)
-        ]
-        cost = sum(map(self._remaining_cost, [*ahead, request]))
-        expected_s = cost / self.cost_per_s if self.cost_per_s else None
-        is_head = flow.waiting[0] is request or request.reason is not None
-        reason = request.reason if is_head and request.reason else "priority"
-        return Explanation(reason, len(ahead), expected_s, self._detail(request))
+        ahead = self.outlook.ahead_of(request)
+        expected_s = self.outlook.wait_s(ahead)
+        return Explanation(self.reason(seq), len(ahead), expected_s, self._detail(request))
 
     def _detail(self, request: Request) -> str:
         behind = request.flow.counter - request.flow.lane.virtual
@@ -212,11 +215,6 @@ class Hfs:
 
     def _tenant(self, name: str) -> Tenant:
         return self._tenants.setdefault(name, Tenant(TenantShare(name)))
-
-    def _remaining_cost(self, request: Request) -> float:
-        estimate = request.estimate or self.admission.forecast(request)
-        todo = request.seq.num_prompt_tokens - request.seq.num_computed
-        return self.config.prefill_cost * max(0, todo) + self.config.decode_cost * estimate
 
     def _promote(self, now: float) -> None:
         """Batch requests that would miss their deadline at the floor's rate move up one tier."""

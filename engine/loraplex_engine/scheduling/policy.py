@@ -4,6 +4,7 @@ A policy is pure Python, owns no clock and no tensor: `now` is a parameter, KV b
 slots are reached through the two Protocols below, so a simulator can drive the same code.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -117,6 +118,26 @@ class KvCache(Protocol):
         ...
 
 
+class PrefixCache(KvCache, Protocol):
+    """Blocks as the loop sees them, which also keeps registered prefixes."""
+
+    def block_keys(self, seq: Sequence) -> list[bytes]:
+        """Keys of the full blocks of its prompt, cached or not."""
+        ...
+
+    def num_cached_of(self, keys: list[bytes]) -> int:
+        """How many blocks of a chain are cached, from its beginning."""
+        ...
+
+    def keep_warm(self, keys: list[bytes]) -> None:
+        """Evict these last, cached as they are or as soon as they come; counted."""
+        ...
+
+    def let_cool(self, keys: list[bytes]) -> None:
+        """The counterpart of keep_warm."""
+        ...
+
+
 class AdapterSlots(Protocol):
     """Device slots as a policy sees them. Implemented by loraplex_adapters.cache."""
 
@@ -124,6 +145,13 @@ class AdapterSlots(Protocol):
 
     def can_load(self, adapter: str) -> bool:
         """Whether a load could start now: a free slot, or an idle one to evict."""
+        ...
+
+    def blockers(self, adapter: str, remaining: Callable[[str], float]) -> Collection[str] | None:
+        """The fewest adapters in use whose end would let this one load; None: not known yet.
+
+        A wide adapter may wait for several. Among as few, those whose `remaining` work is least.
+        """
         ...
 
     def acquire(self, adapter: str) -> None:
@@ -163,6 +191,14 @@ class Policy(Protocol):
 
     def observe(self, plan: StepPlan, seconds: float, now: float) -> None:
         """The plan's step took `seconds`. The loop has already appended the sampled tokens."""
+        ...
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """A step that nobody scheduled, run to see how long it takes, took `seconds`."""
+        ...
+
+    def reason(self, seq: Sequence) -> WaitReason | None:
+        """Why it waits, without the rest of an explanation; None if it does not."""
         ...
 
     def explain(self, seq: Sequence, now: float) -> Explanation: ...

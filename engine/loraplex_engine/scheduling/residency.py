@@ -4,6 +4,8 @@ A request whose adapter holds no slot may be passed by others for a while only. 
 drained: nobody new may use it, and the slot it leaves is kept for the request that waited.
 """
 
+import math
+
 from loraplex_engine.messages import WaitReason
 from loraplex_engine.scheduling.flows import Request
 from loraplex_engine.scheduling.policy import AdapterSlots, StepPlan
@@ -27,16 +29,18 @@ class Residency:
                 if state == "resident" and not request.seq.is_finished:
                     self.acquire(request)
         for victim, request in list(self._drained_for.items()):
-            adapter = adapter_of(request)
-            if (
-                request.seq.is_finished
-                or request.has_slot
-                or self._slots.state(adapter) != "absent"
-            ):
+            is_there = self._slots.state(adapter_of(request)) == "resident"
+            if request.seq.is_finished or request.has_slot or is_there:
                 del self._drained_for[victim]
-            elif self._slots.can_load(adapter):
-                # The victim stays closed until the load has begun: nobody may slip in meanwhile.
+        for request in dict.fromkeys(self._drained_for.values()):
+            if self._is_coming(request):
+                continue  # until it is there, nobody may take the room back
+            if self._slots.can_load(adapter_of(request)):
                 self._load(request, plan)
+            elif not any(victim in self._users for victim in self._victims(request)):
+                # All are gone and it is not enough: others may load, and it looks for room anew.
+                for victim in self._victims(request):
+                    del self._drained_for[victim]
 
     def why_not(self, request: Request, plan: StepPlan) -> WaitReason | None:
         """Why the request cannot use its adapter now; asks for the load if a slot can be had."""
@@ -77,19 +81,13 @@ class Residency:
                 del self._users[adapter]
 
     def drain_for(self, request: Request) -> None:
-        """Let the adapter that will be free soonest run out, and keep its slot for the request."""
-        adapter = adapter_of(request)
-        is_coming = adapter in self._loading or self._slots.state(adapter) != "absent"
-        if (
-            is_coming
-            or request in self._drained_for.values()
-            or len(self._drained_for) >= max(1, len(self._users) // 2)
-        ):
+        """Let those run out that are in its way, and keep their room for the request."""
+        is_waiting = request in self._drained_for.values() or self._is_coming(request)
+        if is_waiting or len(self._drained_for) >= max(1, len(self._users) // 2):
             return
-        victims = [adapter for adapter in self._users if adapter not in self._drained_for]
-        if victims:
-            victim = min(victims, key=lambda a: (max(map(_remaining, self._users[a])), a))
-            self._drained_for[victim] = request
+        victims = self._slots.blockers(adapter_of(request), self._remaining)
+        if victims is not None and not self._drained_for.keys() & set(victims):
+            self._drained_for.update(dict.fromkeys(victims, request))
 
     def held_by_batch(self) -> list[Request]:
         """The users of a slot that only batch work holds: live work may take it at once."""
@@ -101,6 +99,19 @@ class Residency:
     @property
     def num_users(self) -> dict[str, int]:
         return {adapter: len(users) for adapter, users in self._users.items()}
+
+    def _victims(self, request: Request) -> list[str]:
+        return [victim for victim, other in self._drained_for.items() if other is request]
+
+    def _remaining(self, adapter: str) -> float:
+        """Tokens until the last user of an adapter ends; one drained already is not asked twice."""
+        if adapter in self._drained_for:
+            return math.inf
+        return max(map(_remaining, self._users.get(adapter, ())), default=0)
+
+    def _is_coming(self, request: Request) -> bool:
+        adapter = adapter_of(request)
+        return adapter in self._loading or self._slots.state(adapter) != "absent"
 
     def _load(self, request: Request, plan: StepPlan) -> None:
         adapter = adapter_of(request)

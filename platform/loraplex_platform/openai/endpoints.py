@@ -15,6 +15,7 @@ from loraplex_platform.auth.dependencies import InferencePrincipal
 from loraplex_platform.errors import error_object, from_engine
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.openai.answers import Json
+from loraplex_platform.openai.live_requests import LiveRequests
 from loraplex_platform.openai.models import ModelService
 from loraplex_platform.openai.reply import Reply
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest
@@ -34,6 +35,12 @@ def models_of(request: Request) -> ModelService:
     return service
 
 
+def live_of(request: Request) -> LiveRequests:
+    service: LiveRequests = request.app.state.live_requests
+    return service
+
+
+Live = Annotated[LiveRequests, Depends(live_of)]
 Inference = Annotated[InferenceService, Depends(inference_of)]
 Models = Annotated[ModelService, Depends(models_of)]
 
@@ -62,6 +69,16 @@ async def create_completion(
 ) -> Response:
     reply = await inference.complete(_caller(request, principal), body)
     return await _respond(request, reply, is_stream=bool(body.stream))
+
+
+@router.get("/requests")
+async def list_requests(principal: InferencePrincipal, live: Live) -> Json:
+    return live.all_of(principal)
+
+
+@router.get("/requests/{request_id}/explain")
+async def explain_request(request_id: str, principal: InferencePrincipal, live: Live) -> Json:
+    return await live.explain(principal, request_id)
 
 
 def _caller(request: Request, principal: Principal) -> Caller:

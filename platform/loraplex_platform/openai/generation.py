@@ -8,7 +8,9 @@ from typing import NamedTuple, Protocol
 
 from loraplex_engine.client import EngineClient
 from loraplex_engine.errors import (
+    BadRequest,
     ContextTooLong,
+    DeadlineExceeded,
     EngineError,
     EngineInternal,
     EngineOverloaded,
@@ -24,9 +26,10 @@ POLL_S = 0.05
 LAST_WORD_S = 5.0  # how long an aborted sequence may take to say what it cost
 
 ENGINE_ERRORS: dict[ErrorCode, type[EngineError]] = {
+    "bad_request": BadRequest,
     "context_too_long": ContextTooLong,
     "unknown_adapter": UnknownAdapter,
-    "overloaded": EngineOverloaded,
+    "timeout": DeadlineExceeded,
     "unavailable": EngineUnavailable,
     "internal": EngineInternal,
 }
@@ -172,5 +175,12 @@ class Generation:
                 if waited and self._tally.first_token_s is not None:
                     self._tasks.spawn(self._settle.started())
                 if isinstance(event, Finished) and event.error is not None:
-                    raise ENGINE_ERRORS[event.error](event.message)
+                    raise _error_of(event)
                 self._pieces.put_nowait(Piece(index, event))
+
+
+def _error_of(end: Finished) -> EngineError:
+    if end.error == "overloaded":
+        return EngineOverloaded(end.message, retry_after_s=end.retry_after_s or 1.0)
+    assert end.error is not None
+    return ENGINE_ERRORS[end.error](end.message)

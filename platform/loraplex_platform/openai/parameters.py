@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from loraplex_engine.messages import SamplingParams
 from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
 
-ServiceTier = Literal["auto", "default", "flex", "priority", "fast"]
+ServiceTier = Literal["auto", "default", "flex", "priority"]
 MAX_SEQUENCES = 128
 
 # A parameter we do not support changes nothing in these values; null is neutral for all.

@@ -7,7 +7,7 @@ from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.remembered import Remembered
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import InvalidRequest, ModelNotFound, PermissionDenied
+from loraplex_platform.kit.errors import ModelNotFound, PermissionDenied
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.openai.parameters import Parameters, ServiceTier
 from loraplex_platform.tenants.repository import TenantRepository
@@ -17,7 +17,6 @@ TIER_OF: dict[ServiceTier, Tier] = {
     "flex": "batch",
     "default": "standard",
     "priority": "interactive",
-    "fast": "interactive",
 }
 
 
@@ -72,18 +71,10 @@ class Resolver:
                 if adapter is None:
                     raise ModelNotFound(model)
                 version = adapter.version
-        share = TenantShare(tenant.id, standing.weight, standing.max_running, standing.kv_share)
-        return Known(version, standing.max_tier, share)
+        return Known(version, standing.max_tier, standing.share(tenant.id))
 
 
 def _tier_of(asked: ServiceTier | None, max_tier: str) -> Tier:
-    """The tier to use: never above the tenant's best one."""
-    best = TIERS.index(max_tier)
-    if asked is None or asked == "auto":
-        return TIERS[max(best, TIERS.index("standard"))]
-    tier = TIER_OF[asked]
-    if TIERS.index(tier) < best:
-        raise InvalidRequest(
-            f"The service tier '{asked}' is not available to you.", param="service_tier"
-        )
-    return tier
+    """The tier to use: the one asked for, or the tenant's best one if that is lower."""
+    wanted = "standard" if asked is None or asked == "auto" else TIER_OF[asked]
+    return TIERS[max(TIERS.index(wanted), TIERS.index(max_tier))]

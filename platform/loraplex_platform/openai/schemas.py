@@ -1,6 +1,6 @@
 """The bodies of `POST /v1/chat/completions` and `POST /v1/completions`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -29,6 +29,16 @@ class Message(BaseModel):
         return {k: v for k, v in data.items() if not (k in empty and is_neutral(v, ([],)))}
 
 
+def turns_of(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages as chat templates expect them."""
+    turns = []
+    for index, message in enumerate(messages):
+        role = "system" if message.role == "developer" else message.role
+        turn = {"role": role, "content": _text_of(message.content, f"messages.{index}.content")}
+        turns.append(turn | ({"name": message.name} if message.name else {}))
+    return turns
+
+
 class ChatRequest(Parameters):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -54,12 +64,7 @@ class ChatRequest(Parameters):
 
     def turns(self) -> list[dict[str, str]]:
         """The messages as chat templates expect them."""
-        turns = []
-        for index, message in enumerate(self.messages):
-            role = "system" if message.role == "developer" else message.role
-            turn = {"role": role, "content": _text_of(message.content, f"messages.{index}.content")}
-            turns.append(turn | ({"name": message.name} if message.name else {}))
-        return turns
+        return turns_of(self.messages)
 
 
 class CompletionRequest(Parameters):

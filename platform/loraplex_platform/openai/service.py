@@ -1,8 +1,6 @@
 """From a parsed request to a generation at work."""
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,6 +20,7 @@ from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.kit.tasks import Tasks
 from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.answers import ChatAnswer, CompletionAnswer, Head, Shape
+from loraplex_platform.openai.cache_scope import CacheScopes
 from loraplex_platform.openai.generation import Generation, hello_of
 from loraplex_platform.openai.reply import Reply
 from loraplex_platform.openai.resolver import Resolver, Target
@@ -31,7 +30,6 @@ from loraplex_platform.openai.settlement import Circumstances, Settlement
 from loraplex_platform.openai.tally import Tally
 from loraplex_platform.usage.meter import Recorder
 
-CACHE_SCOPE_LABEL = "loraplex cache scope"
 SERVICE_TIER_OF: dict[Tier, str] = {
     "batch": "flex",
     "standard": "default",
@@ -98,7 +96,7 @@ class InferenceService:
         self._metrics = metrics
         self._recorder = recorder
         self._clock = clock
-        self._scope_key = secrets.derive(CACHE_SCOPE_LABEL)
+        self._scopes = CacheScopes(secrets)
         self._resolver = Resolver(database, model.id, clock)
         self.tasks = Tasks()
 
@@ -218,7 +216,7 @@ class InferenceService:
                 sampling=order.sampling if index == 0 else _with_seed(order.sampling, index),
                 tenant=principal.tenant_id,
                 project=principal.project_id,
-                cache_scope=self._cache_scope(principal),
+                cache_scope=self._scopes.of(principal.tenant_id),
                 tier=order.target.tier,
                 share=order.target.share,
                 adapter=order.target.adapter_version,
@@ -228,9 +226,6 @@ class InferenceService:
             )
             for index in range(order.num_sequences)
         ]
-
-    def _cache_scope(self, principal: Principal) -> str:
-        return hmac.new(self._scope_key, principal.tenant_id.encode(), hashlib.sha256).hexdigest()
 
 
 def _with_seed(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from loraplex_engine.errors import (
     ContextTooLong,
+    DeadlineExceeded,
     EngineError,
     EngineOverloaded,
     EngineUnavailable,
@@ -128,6 +129,7 @@ def _code_of(error: EngineError) -> ErrorCode:
         ContextTooLong: "context_too_long",
         UnknownAdapter: "unknown_adapter",
         EngineOverloaded: "overloaded",
+        DeadlineExceeded: "timeout",
         EngineUnavailable: "unavailable",
     }
     return next((code for kind, code in codes.items() if isinstance(error, kind)), "internal")

@@ -1,6 +1,6 @@
 """Statements on tenants, projects, service accounts and plans."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -48,6 +48,11 @@ class TenantRepository:
     async def standing(self, tenant: Tenant) -> Standing:
         plan = None if tenant.plan_id is None else await self.plan(tenant.plan_id)
         return standing_of(tenant, plan)
+
+    async def among(self, tenant_ids: Collection[str]) -> Sequence[Tenant]:
+        """The tenants of these ids."""
+        statement = across_tenants(Tenant).where(Tenant.id.in_(tenant_ids))
+        return (await self._session.scalars(statement)).all()
 
     async def default_project(self, tenant_id: str) -> Project:
         statement = across_tenants(Project).where(

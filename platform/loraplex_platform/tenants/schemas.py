@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from ipaddress import ip_network
 from typing import Any, Literal, NamedTuple, Protocol
 
-from loraplex_engine.messages import TIERS
+from loraplex_engine.messages import TIERS, TenantShare
 from loraplex_platform.kit.errors import InvalidRequest
 
 TenantState = Literal["active", "suspended", "closing", "closed"]
@@ -26,6 +26,7 @@ class TenantChange:
     max_tier: str | None = None
     max_running: int | None = None
     kv_share: float | None = None
+    prefix_tokens: int | None = None
 
     def given(self) -> dict[str, object]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -42,6 +43,9 @@ class Standing(NamedTuple):
     max_running: int | None
     kv_share: float | None
     sources: dict[str, Source]
+
+    def share(self, tenant_id: str) -> TenantShare:
+        return TenantShare(tenant_id, self.weight, self.max_running, self.kv_share)
 
 
 class HasStanding(Protocol):

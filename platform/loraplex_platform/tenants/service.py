@@ -137,6 +137,9 @@ def _given(change: TenantChange | Mapping[str, object] | None) -> Mapping[str, o
 async def _apply(session: AsyncSession, tenant: Tenant, values: Mapping[str, object]) -> None:
     check_standing(dict(values))
     check_networks(values.get("allowed_networks"))
+    prefix_tokens = values.get("prefix_tokens")
+    if isinstance(prefix_tokens, int) and prefix_tokens < 0:
+        raise InvalidRequest("prefix_tokens must not be negative", param="prefix_tokens")
     plan_id = values.get("plan_id")
     if isinstance(plan_id, str) and await TenantRepository(session).plan(plan_id) is None:
         raise InvalidRequest(f"there is no plan {plan_id!r}", param="plan_id")

@@ -1,0 +1,43 @@
+"""`/v1/prefixes`: beginnings of prompts that a tenant wants kept warm."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+from loraplex_platform.auth.dependencies import InferencePrincipal
+from loraplex_platform.prefixes.schemas import (
+    DeletedPrefix,
+    PrefixList,
+    PrefixObject,
+    PrefixRequest,
+)
+from loraplex_platform.prefixes.service import PrefixService
+
+router = APIRouter(prefix="/v1/prefixes")
+
+
+def prefixes_of(request: Request) -> PrefixService:
+    service: PrefixService = request.app.state.prefixes
+    return service
+
+
+Prefixes = Annotated[PrefixService, Depends(prefixes_of)]
+
+
+@router.post("")
+async def create_prefix(
+    body: PrefixRequest, principal: InferencePrincipal, prefixes: Prefixes
+) -> PrefixObject:
+    return await prefixes.create(principal, body)
+
+
+@router.get("")
+async def list_prefixes(principal: InferencePrincipal, prefixes: Prefixes) -> PrefixList:
+    return await prefixes.all_of(principal)
+
+
+@router.delete("/{prefix_id}")
+async def delete_prefix(
+    prefix_id: str, principal: InferencePrincipal, prefixes: Prefixes
+) -> DeletedPrefix:
+    return DeletedPrefix(id=await prefixes.delete(principal, prefix_id))

@@ -1,0 +1,132 @@
+"""Rules about prefixes: what of a prompt can be kept, and how much of it."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import takewhile
+
+from sqlalchemy.exc import IntegrityError
+
+from loraplex_engine.client import EngineClient
+from loraplex_engine.messages import Hello
+from loraplex_platform.catalogue.repository import AdapterRepository
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import (
+    Conflict,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    PermissionDenied,
+    QuotaExceeded,
+)
+from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.principal import Principal
+from loraplex_platform.openai.generation import hello_of
+from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.prefixes.models import Prefix
+from loraplex_platform.prefixes.repository import PrefixRepository
+from loraplex_platform.prefixes.schemas import PrefixList, PrefixObject, PrefixRequest
+from loraplex_platform.prefixes.warmth import Warmth
+
+CONTINUATIONS = ("a", " Z")  # what they have in common with a prefix before them is the prefix's
+
+
+class PrefixService:
+    """What a tenant may do with its prefixes."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine: EngineClient,
+        model: ServedModel,
+        warmth: Warmth,
+        clock: Clock,
+        *,
+        wait_s: float,
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self._model = model
+        self._warmth = warmth
+        self._clock = clock
+        self._wait_s = wait_s
+
+    async def create(self, principal: Principal, request: PrefixRequest) -> PrefixObject:
+        if not principal.may_use(request.model):
+            raise PermissionDenied(f"This key may not use '{request.model}'.", param="model")
+        hello = await hello_of(self._engine, self._wait_s)
+        token_ids = await asyncio.to_thread(self._token_ids, request, hello)
+        prefix = Prefix(
+            id=new_id("pfx"),
+            tenant_id=principal.tenant_id,
+            name=request.name,
+            model=request.model,
+            num_tokens=len(token_ids),
+            token_ids=token_ids,
+            created_at=self._clock.now(),
+        )
+        try:
+            async with self._database.unit_of_work() as session:
+                prefixes = PrefixRepository(session)
+                await self._check_model(AdapterRepository(session), principal, request.model)
+                quota = await prefixes.locked_quota(principal)
+                used = await prefixes.tokens_of(principal)
+                if used + len(token_ids) > quota:
+                    raise QuotaExceeded(
+                        f"{len(token_ids)} tokens do not fit: {used} of {quota} are in use.",
+                        code="prefix_quota_exceeded",
+                    )
+                await prefixes.add(prefix)
+        except IntegrityError as error:
+            raise Conflict(f"There is a prefix '{request.name}'.", param="name") from error
+        await self._warmth.update()
+        return PrefixObject.of(prefix, None)
+
+    async def all_of(self, principal: Principal) -> PrefixList:
+        stats = self._engine.stats
+        seen = {} if stats is None else {s.prefix_id: s for s in stats.prefixes}
+        async with self._database.reading() as session:
+            own = await PrefixRepository(session).all_of(principal)
+        return PrefixList(data=[PrefixObject.of(prefix, seen.get(prefix.id)) for prefix in own])
+
+    async def delete(self, principal: Principal, id_or_name: str) -> str:
+        """Its blocks become like any others; returns its id."""
+        async with self._database.unit_of_work() as session:
+            prefixes = PrefixRepository(session)
+            prefix = await prefixes.find(principal, id_or_name)
+            if prefix is None:
+                raise NotFound(f"There is no prefix '{id_or_name}'.", param="prefix_id")
+            await prefixes.remove(prefix)
+        await self._warmth.update()
+        return prefix.id
+
+    async def _check_model(
+        self, adapters: AdapterRepository, principal: Principal, model: str
+    ) -> None:
+        if model != self._model.id and await adapters.named(principal, model) is None:
+            raise ModelNotFound(model)
+
+    def _token_ids(self, request: PrefixRequest, hello: Hello) -> list[int]:
+        """The whole blocks that every prompt with this beginning shares."""
+        encode = self._encoder(request)
+        shared = zip(*map(encode, CONTINUATIONS), strict=False)
+        common = [pair[0] for pair in takewhile(lambda pair: pair[0] == pair[1], shared)]
+        num_tokens = len(common) // hello.block_size * hello.block_size
+        if not 0 < num_tokens < hello.max_model_len:
+            raise InvalidRequest(
+                f"A prefix has {hello.block_size} to {hello.max_model_len - 1} tokens, "
+                f"this one has {len(common)}.",
+                param="messages" if request.messages else "prompt",
+            )
+        return common[:num_tokens]
+
+    def _encoder(self, request: PrefixRequest) -> Callable[[str], tuple[int, ...]]:
+        text, turns = request.prompt, request.turns()
+        if text is not None:
+            return lambda more: self._model.encode(text + more, add_special_tokens=True)
+
+        def encode(more: str) -> tuple[int, ...]:
+            rendered = self._model.render([*turns, {"role": "user", "content": more}])
+            return self._model.encode(rendered, add_special_tokens=False)
+
+        return encode

@@ -99,7 +99,7 @@ def create_app(
         await engine.start()
         running = [
             asyncio.create_task(run())
-            for run in (rejections.run, meter.run, authenticator.uses.run)
+            for run in (rejections.run, meter.run, authenticator.uses.run, inference.live.run)
         ]
         yield
         await inference.tasks.drain()  # what was served is written down first

@@ -9,7 +9,7 @@ import httpx2
 from fastapi import FastAPI
 
 from loraplex_platform.auth.admin_keys import AdminKeyService
-from loraplex_platform.control.router import PREFIX
+from loraplex_platform.rest.route import PREFIX
 from loraplex_platform.tenants.service import TenantService
 
 PROJECT = "/tenants/{tenant_id}/projects/{project_id}"

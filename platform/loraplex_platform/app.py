@@ -107,7 +107,14 @@ def create_app(
         await engine.start()
         running = [
             asyncio.create_task(run())
-            for run in (rejections.run, meter.run, authenticator.uses.run, shares.run, warmth.run)
+            for run in (
+                rejections.run,
+                meter.run,
+                authenticator.uses.run,
+                shares.run,
+                warmth.run,
+                inference.live.run,
+            )
         ]
         yield
         await inference.tasks.drain()  # what was served is written down first

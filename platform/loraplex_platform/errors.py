@@ -19,6 +19,7 @@ from loraplex_engine.errors import (
     EngineOverloaded,
     EngineUnavailable,
 )
+from loraplex_platform.db.database import UNREACHABLE
 from loraplex_platform.kit import errors as kit
 
 log = structlog.get_logger(__name__)
@@ -34,6 +35,7 @@ class HttpShape(NamedTuple):
 SHAPES: dict[type[kit.PlatformError], HttpShape] = {
     kit.InvalidRequest: HttpShape(400, "invalid_request_error"),
     kit.TooLarge: HttpShape(413, "invalid_request_error"),
+    kit.HeadersTooLarge: HttpShape(431, "invalid_request_error"),
     kit.InvalidApiKey: HttpShape(401, "invalid_request_error"),
     kit.InvalidLogin: HttpShape(401, "invalid_request_error"),
     kit.PermissionDenied: HttpShape(403, "permission_error"),
@@ -167,6 +169,10 @@ def install_error_handlers(app: FastAPI) -> None:
         body = error_object(_from_http(request, error))
         return JSONResponse(body, error.status_code, error.headers)
 
+    async def database_away(request: Request, error: Exception) -> Response:
+        log.warning("database_away", path=request.url.path, error=type(error).__name__)
+        return error_response(kit.Overloaded("The database is away.", retry_after_s=1.0))
+
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("unexpected_error", path=request.url.path, exc_info=error)
         # Starlette answers this one outside of our middleware.
@@ -176,6 +182,8 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(EngineError, engine)
     app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
+    for unreachable in UNREACHABLE:
+        app.add_exception_handler(unreachable, database_away)
     app.add_exception_handler(Exception, unexpected)
 
 

@@ -1,5 +1,6 @@
 """Around every request: an id of our own, the caller's address, a bounded body, a line in the log."""
 
+import asyncio
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex_platform.auth.networks import Network, client_address
+from loraplex_platform.errors import error_response
+from loraplex_platform.kit.errors import HeadersTooLarge, InvalidRequest, PlatformError
 from loraplex_platform.kit.ids import new_id
 
 log = structlog.get_logger(__name__)
 QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024
+BODY_S = 60.0  # for a body to arrive
+LARGER_BODY_S = 900.0  # the same for an upload
 INTERNAL = b"x-loraplex-"  # headers that only we may set: a client's are dropped
 
 
@@ -63,10 +70,16 @@ class RequestContext:
                 headers["openai-processing-ms"] = str(round((time.monotonic() - started) * 1000))
             await send(message)
 
+        refusal = _refusal(scope)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                limit = self._larger.get(scope["path"], self._max_body_bytes)
-                await self._app(scope, _bounded(receive, limit), send_with_id)
+                if refusal is not None:
+                    await error_response(refusal)(scope, receive, send_with_id)
+                    return
+                larger = self._larger.get(scope["path"])
+                limit = self._max_body_bytes if larger is None else larger
+                wait_s = BODY_S if larger is None else LARGER_BODY_S
+                await self._app(scope, _bounded(receive, limit, wait_s), send_with_id)
             finally:
                 if scope["path"] not in QUIET:
                     log.info(
@@ -78,14 +91,34 @@ class RequestContext:
                     )
 
 
-def _bounded(receive: Receive, limit: int) -> Receive:
-    """Counts what arrives, whatever Content-Length says."""
-    num_bytes = 0
+def _refusal(scope: Scope) -> PlatformError | None:
+    """What is wrong with the head of a request."""
+    headers = scope["headers"]
+    num_bytes = sum(len(name) + len(value) for name, value in headers)
+    if len(headers) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
+        return HeadersTooLarge()
+    names = {name for name, _ in headers}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        return InvalidRequest("A body has a length or is chunked, not both.")
+    return None
+
+
+def _bounded(receive: Receive, limit: int, wait_s: float) -> Receive:
+    """Counts what arrives, whatever Content-Length says, and waits for the whole only so long."""
+    num_bytes, deadline_s = 0, time.monotonic() + wait_s
+    is_whole = False
 
     async def bounded() -> Message:
-        nonlocal num_bytes
-        message = await receive()
+        nonlocal num_bytes, is_whole
+        if is_whole:
+            return await receive()  # how one learns that the client hangs up
+        try:
+            async with asyncio.timeout(deadline_s - time.monotonic()):
+                message = await receive()
+        except TimeoutError as error:
+            raise HTTPException(408, f"The body did not arrive within {wait_s:g} s.") from error
         num_bytes += len(message.get("body", b""))
+        is_whole = not message.get("more_body", False)
         if num_bytes > limit:
             raise HTTPException(413, f"The body exceeds {limit} bytes.")
         return message

@@ -10,9 +10,10 @@ from tests.admin_stand import PROJECT, AdminStand, admin_stand
 from tests.platform_stand import Seeded
 
 from loraplex_platform.audit.models import AuditEvent
-from loraplex_platform.control.router import PREFIX, router
+from loraplex_platform.control.router import router
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.scope import across_tenants
+from loraplex_platform.rest.route import PREFIX
 
 Route = tuple[str, str]
 

@@ -10,10 +10,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from openai import AsyncOpenAI
-from sqlalchemy import NullPool, create_engine, inspect
+from sqlalchemy import NullPool, create_engine, inspect, text
 from tests.platform_stand import letter_engine, listening, seed
 
 import loraplex_platform
+from loraplex_platform.admission.plans import PlanService
+from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.app import create_app
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.config import Settings
@@ -22,10 +24,20 @@ from loraplex_platform.db.migrations import downgrade, upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.principal import COMMAND_LINE
+from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.models import Base, Tenant, UsageEvent
 from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.people.passwords import Passwords
+from loraplex_platform.people.service import PeopleService
 from loraplex_platform.tenants.service import TenantService
 
+ROWS_OF_0005 = (
+    "INSERT INTO tenant (id, name, weight, max_tier, created_at)"
+    " VALUES ('t', 'acme', 1, 'interactive', :now)",
+    "INSERT INTO project (id, tenant_id, name, created_at) VALUES ('p', 't', 'default', :now)",
+    "INSERT INTO api_key (id, tenant_id, project_id, name, digest, pepper_id, last_four, scopes,"
+    " created_at) VALUES ('k', 't', 'p', '', 'd', 'x', '1234', '[]', :now)",
+)
 PACKAGE = Path(loraplex_platform.__file__).parent
 
 
@@ -46,6 +58,46 @@ def test_migrations_make_what_the_models_say_and_undo_it(url: str) -> None:
         assert compare_metadata(context, Base.metadata) == []
     downgrade(url)
     assert inspect(engine).get_table_names() == ["alembic_version"]
+
+
+def test_migrations_keep_what_is_in_the_tables_up_and_down(url: str) -> None:
+    upgrade(url, "0005_batches")
+    engine = create_engine(sync_url(url), poolclass=NullPool)
+    with engine.begin() as connection:
+        for statement in ROWS_OF_0005:
+            connection.execute(text(statement), {"now": SystemClock().now().isoformat(" ")})
+    upgrade(url)
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT state, revision FROM tenant")).all() == [
+            ("active", 1)
+        ]
+        connection.execute(text("UPDATE tenant SET weight = NULL, max_tier = NULL"))
+    downgrade(url, "0005_batches")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT weight, max_tier FROM tenant")).all() == [
+            (1.0, "interactive")
+        ]
+        assert connection.execute(text("SELECT id, digest FROM api_key")).all() == [("k", "d")]
+    upgrade(url)
+    downgrade(url)
+
+
+async def test_migrations_undo_themselves_with_data_in_the_tables(
+    url: str, settings: Settings
+) -> None:
+    upgrade(url)
+    there = replace(settings, database_url=url)
+    await seed(there)
+    database, clock = Database(url), SystemClock()
+    people = PeopleService(database, Secrets.load_or_create(settings.home), Passwords(), clock)
+    await people.invite("a@b", "owner")
+    plan = await PlanService(database, clock).create("gold", {})
+    tenant = await TenantService(database, clock).create("initech", {"plan_id": plan.id})
+    whole = Subject(tenant.id, "tenant", tenant.id)
+    await LimitService(database, clock).override(whole, "requests_per_minute", 1, expires_at=None)
+    await database.close()
+    await asyncio.to_thread(downgrade, url)
+    await asyncio.to_thread(upgrade, url)
 
 
 def test_several_processes_may_migrate_at_once(url: str) -> None:

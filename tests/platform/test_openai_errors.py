@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.platform_stand import BASE, Seeded
 
 from loraplex_platform.openai.schemas import ChatRequest
+from loraplex_platform.rest.route import PREFIX
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 PUBLIC = {
@@ -71,7 +72,7 @@ def test_routes_without_a_principal_are_the_known_public_ones(app: FastAPI) -> N
         getattr(route, "path", "").replace(":path", "") for route in _flat(app.routes)
     } - described
     assert others == PUBLIC
-    assert all(path.startswith("/v1/") for path in described)
+    assert all(path.startswith(("/v1/", f"{PREFIX}/")) for path in described)
 
 
 def _flat(routes: Any) -> list[Any]:

@@ -2,16 +2,16 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from starlette.responses import StreamingResponse
 
 from loraplex_platform.audit.repository import AuditFilter
 from loraplex_platform.control.schemas import AuditOut, Moment, audit_out
 from loraplex_platform.control.services import Audit, Reader
 from loraplex_platform.kit.pagination import Page, page_of
-from loraplex_platform.rest.route import AdminRoute, Pages
+from loraplex_platform.rest.route import Pages, admin_router
 
-router = APIRouter(route_class=AdminRoute)
+router = admin_router()
 Exact = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_/]{1,128}$")]
 
 

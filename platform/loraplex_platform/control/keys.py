@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from loraplex_platform.auth.schemas import KeyPath
 from loraplex_platform.control.schemas import (
@@ -29,9 +29,9 @@ from loraplex_platform.control.services import (
 )
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.kit.principal import ALL_SCOPES
-from loraplex_platform.rest.route import AdminRoute, Once, Pages, Revision, tag
+from loraplex_platform.rest.route import Once, Pages, Revision, admin_router, tag
 
-router = APIRouter(route_class=AdminRoute)
+router = admin_router()
 KEYS = "/tenants/{tenant_id}/projects/{project_id}/keys"
 KEY = KEYS + "/{key_id}"
 

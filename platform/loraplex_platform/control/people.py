@@ -1,6 +1,6 @@
 """`/people`: the platform's staff; `/tenants/{id}/people`: a tenant's own."""
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from loraplex_platform.control.schemas import (
     Id,
@@ -18,9 +18,9 @@ from loraplex_platform.control.services import (
 )
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.people.schemas import Invitation
-from loraplex_platform.rest.route import AdminRoute, Deleted, Once, Pages, Revision, tag
+from loraplex_platform.rest.route import Deleted, Once, Pages, Revision, admin_router, tag
 
-router = APIRouter(route_class=AdminRoute)
+router = admin_router()
 MEMBERS = "/tenants/{tenant_id}/people"
 MEMBER = MEMBERS + "/{person_id}"
 

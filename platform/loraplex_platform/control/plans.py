@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 
 from loraplex_platform.admission.service import Subject
 from loraplex_platform.control.limit_schemas import (
@@ -31,9 +31,9 @@ from loraplex_platform.control.services import (
 )
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.kit.principal import Administrator, Principal
-from loraplex_platform.rest.route import AdminRoute, Deleted, Once, Pages, Revision, tag
+from loraplex_platform.rest.route import Deleted, Once, Pages, Revision, admin_router, tag
 
-router = APIRouter(route_class=AdminRoute)
+router = admin_router()
 LIMITS = "/tenants/{tenant_id}/limits"
 OVERRIDES = "/tenants/{tenant_id}/overrides"
 

@@ -1,6 +1,6 @@
 """`/tenants` and their projects and service accounts."""
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from loraplex_platform.control.schemas import (
     AccountBody,
@@ -21,9 +21,9 @@ from loraplex_platform.control.services import (
     TenantWriter,
 )
 from loraplex_platform.kit.pagination import Page, page_of
-from loraplex_platform.rest.route import AdminRoute, Once, Pages, Revision, tag
+from loraplex_platform.rest.route import Once, Pages, Revision, admin_router, tag
 
-router = APIRouter(route_class=AdminRoute)
+router = admin_router()
 PROJECTS = "/tenants/{tenant_id}/projects"
 PROJECT = PROJECTS + "/{project_id}"
 ACCOUNTS = PROJECT + "/service_accounts"

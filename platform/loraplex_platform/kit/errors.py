@@ -5,6 +5,7 @@ PlatformError
 │   ├── UnsupportedParameter
 │   ├── ContextLengthExceeded
 │   └── TooLarge
+│       └── HeadersTooLarge
 ├── InvalidApiKey             no key, an unknown one, or a revoked one: always the same answer
 ├── InvalidLogin              whatever is wrong with it
 ├── PermissionDenied
@@ -61,6 +62,10 @@ class TooLarge(InvalidRequest):
     """The request's body is larger than this route accepts."""
 
     code = "request_too_large"
+
+
+class HeadersTooLarge(TooLarge):
+    """The request's headers are too many or too large."""
 
 
 class InvalidApiKey(PlatformError):

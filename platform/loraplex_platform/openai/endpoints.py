@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from loraplex_engine.errors import EngineError
 from loraplex_platform.auth.dependencies import InferencePrincipal
 from loraplex_platform.errors import error_object, from_engine
+from loraplex_platform.kit.errors import PlatformError
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.openai.answers import Json
 from loraplex_platform.openai.live_requests import LiveRequests
@@ -149,6 +150,8 @@ async def _events(first: Json, rest: AsyncIterator[Json]) -> AsyncIterator[str]:
             yield _event(chunk)
     except EngineError as error:
         yield _event(error_object(from_engine(error)))
+    except PlatformError as error:
+        yield _event(error_object(error))
     else:
         yield "data: [DONE]\n\n"
 

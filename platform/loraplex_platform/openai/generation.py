@@ -1,7 +1,7 @@
 """One request at work in the engine: it outlives its client, and is settled exactly once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -19,6 +19,7 @@ from loraplex_engine.errors import (
 )
 from loraplex_engine.messages import Abort, ErrorCode, Finished, Generate, Hello, TokenEvent
 from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import PlatformError
 from loraplex_platform.kit.tasks import Tasks
 from loraplex_platform.openai.tally import Tally
 
@@ -88,16 +89,20 @@ class Generation:
         self._failure: EngineError | None = EngineInternal()  # until we know better
         self._has_sent = False
         self._is_abandoned = False
+        self._dismissal: PlatformError | None = None
         self._tasks = tasks
         self._task = tasks.spawn(self._run())
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Events as they come. From the first one on, a lost engine is an error."""
         while (piece := await self._pieces.get()) is not None:
-            self._has_sent = self._tally.was_delivered = True
-            yield piece
+            if self._dismissal is None:
+                self._has_sent = self._tally.was_delivered = True
+                yield piece
         await asyncio.wait({self._task})
         self._task.result()  # raises a fault of ours
+        if self._dismissal is not None:
+            raise self._dismissal
         if self._failure is not None:
             raise self._failure
 
@@ -111,6 +116,16 @@ class Generation:
         if not (self._task.done() or self._is_abandoned):
             self._is_abandoned = self._tally.was_delivered = True
             self._tasks.spawn(self._abort())
+
+    def dismiss(self, why: PlatformError) -> None:
+        """Stop as if the client had gone, and tell the client why."""
+        if not self._task.done():
+            self._dismissal = why
+            self.abandon()
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Called once it is settled."""
+        self._task.add_done_callback(lambda _: call())
 
     async def _abort(self) -> None:
         with suppress(EngineUnavailable):  # then they have stopped already

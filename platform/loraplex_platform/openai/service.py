@@ -13,7 +13,7 @@ from loraplex_platform.admission.ticket import Ticket, admit
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import ContextLengthExceeded, InvalidRequest
+from loraplex_platform.kit.errors import ContextLengthExceeded, InvalidRequest, PermissionDenied
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.kit.secrets import Secrets
@@ -22,6 +22,7 @@ from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.answers import ChatAnswer, CompletionAnswer, Head, Shape
 from loraplex_platform.openai.cache_scope import CacheScopes
 from loraplex_platform.openai.generation import Generation, hello_of
+from loraplex_platform.openai.live import LiveRequests
 from loraplex_platform.openai.reply import Reply
 from loraplex_platform.openai.resolver import Resolver, Target
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Prompt
@@ -98,6 +99,7 @@ class InferenceService:
         self._clock = clock
         self._scopes = CacheScopes(secrets)
         self._resolver = Resolver(database, model.id, clock)
+        self.live = LiveRequests(database)
         self.tasks = Tasks()
 
     async def chat(self, caller: Caller, request: ChatRequest) -> Reply:
@@ -130,6 +132,7 @@ class InferenceService:
         encode: Callable[[], list[tuple[int, ...]]],
     ) -> Order:
         started_at, started_s = self._clock.now(), self._clock.monotonic()
+        _check_region(caller.principal, self._settings.region)
         target = await self._resolver.resolve(caller.principal, request)
         prompts = await asyncio.to_thread(encode)
         hello = await hello_of(self._engine, self._settings.engine_wait_s)
@@ -189,6 +192,7 @@ class InferenceService:
             self.tasks,
             wait_s=self._settings.engine_wait_s,
         )
+        self.live.add(order.caller.principal.tenant_id, generation)
         shape = Shape(
             includes_usage=order.request.includes_usage,
             returns_token_ids=bool(order.request.return_token_ids),
@@ -226,6 +230,13 @@ class InferenceService:
             )
             for index in range(order.num_sequences)
         ]
+
+
+def _check_region(principal: Principal, region: str) -> None:
+    if principal.allowed_regions is not None and region not in principal.allowed_regions:
+        raise PermissionDenied(
+            f"Your data may not be processed in the region '{region}'.", code="region_not_allowed"
+        )
 
 
 def _with_seed(sampling: SamplingParams, index: int) -> SamplingParams:

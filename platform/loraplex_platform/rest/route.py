@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
@@ -45,6 +45,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "The server cannot do this at the moment.",
     }.items()
 }
+
+
+PREFIX = "/api/admin/v1"
+
+
+def admin_router() -> APIRouter:
+    """A router of the admin API: its realm, its error shape, its idempotency."""
+    return APIRouter(prefix=PREFIX, route_class=AdminRoute, responses=ERRORS)
 
 
 class Replayed(Exception):

@@ -35,6 +35,13 @@ class TenantRepository:
     async def named(self, name: str) -> Tenant | None:
         return await self._session.scalar(across_tenants(Tenant).where(Tenant.name == name))
 
+    async def inactive(self, tenant_ids: Sequence[str]) -> Sequence[str]:
+        """Those that are suspended, closing or closed."""
+        statement = across_tenants(Tenant).where(
+            Tenant.id.in_(tenant_ids), Tenant.state != "active"
+        )
+        return [tenant.id for tenant in await self._session.scalars(statement)]
+
     async def all(self) -> Sequence[Tenant]:
         return (await self._session.scalars(across_tenants(Tenant).order_by(Tenant.name))).all()
 

@@ -23,6 +23,9 @@ from loraplex_platform.auth.admin_keys import AdminKeyService
 from loraplex_platform.auth.authenticator import Authenticator
 from loraplex_platform.auth.networks import networks_of
 from loraplex_platform.auth.service import KeyService
+from loraplex_platform.batches import endpoints as batches
+from loraplex_platform.batches.assembly import assemble_dispatcher, line_limiter
+from loraplex_platform.batches.service import BatchService
 from loraplex_platform.config import Settings
 from loraplex_platform.control.router import router as control
 from loraplex_platform.db.database import Database
@@ -49,6 +52,7 @@ from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.spool import Spool
 
+BATCH_GRACE_S = 3.0  # for lines at work when the process is told to stop
 MULTIPART_BYTES = 64 * 1024  # what a form has around its file
 
 
@@ -91,17 +95,32 @@ def create_app(
         secrets=secrets,
         clock=clock,
     )
+    file_service = FileService(database, BlobStore(settings.files), clock)
+    dispatcher = assemble_dispatcher(
+        settings=settings,
+        engine=engine,
+        model=model,
+        database=database,
+        limiter=limiter
+        or line_limiter(settings, database, clock, gate, rejections, limiter_metrics),
+        metrics=metrics,
+        secrets=secrets,
+        files=file_service,
+        clock=clock,
+    )
 
     authenticator = Authenticator(database, secrets, clock)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
+        dispatcher.start()
         running = [
             asyncio.create_task(run())
             for run in (rejections.run, meter.run, authenticator.uses.run)
         ]
         yield
+        await dispatcher.stop(BATCH_GRACE_S)
         await inference.tasks.drain()  # what was served is written down first
         for task in running:
             task.cancel()
@@ -134,7 +153,9 @@ def create_app(
     app.state.prices = prices
     app.state.gate = gate
     app.state.rejections = rejections
-    app.state.files = FileService(database, BlobStore(settings.files), clock)
+    app.state.files = file_service
+    app.state.batches = BatchService(database, dispatcher, clock)
+    app.state.dispatcher = dispatcher
     app.add_middleware(
         RequestContext,
         max_body_bytes=settings.max_body_bytes,
@@ -146,4 +167,5 @@ def create_app(
     app.include_router(openai.router)
     app.include_router(files.router)
     app.include_router(control)
+    app.include_router(batches.router)
     return app

@@ -74,7 +74,9 @@ class Dispatcher:
         self._wakes = asyncio.Event()  # lines may be started
         self._may_have_lines = False  # that nobody has claimed
         self._is_urgent = False  # some job would miss its window
+        self._is_stopping = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
+        self._writer: asyncio.Task[None] | None = None
 
     def ring(self) -> None:
         """Look for work now."""
@@ -83,41 +85,48 @@ class Dispatcher:
 
     def start(self) -> None:
         self.ring()
-        work = (self._keep_jobs, self._feed, self._sweep_files, self._keep_leases, self._write)
-        self._loops = [asyncio.create_task(self._forever(each)) for each in work]
+        work = (self._keep_jobs, self._feed, self._sweep_files, self._keep_leases)
+        self._loops = [asyncio.create_task(self._repeat(each)) for each in work]
+        self._writer = asyncio.create_task(self._repeat(self._write))
 
     async def stop(self, grace_s: float) -> None:
         """Let lines at work end within the grace, give back the others, and write it all down."""
-        *starting, leases, writer = self._loops
-        await _cancel([*starting, *self._steps.values()])
+        self._is_stopping.set()
+        self.ring()
+        await asyncio.wait(self._loops)  # not cancelled: they may be in a transaction
         given_back = list(self._ready)
         self._ready.clear()
-        if self._running:
-            await asyncio.wait(self._running, timeout=grace_s)
+        if at_work := {*self._running, *self._steps.values()}:
+            await asyncio.wait(at_work, timeout=grace_s)
         given_back += self._running.values()
-        await _cancel(list(self._running))
+        await _cancel([*self._running, *self._steps.values()])
         await self._runner.drain()
         for work in given_back:
             self._ended.put_nowait(Ended(work.claim, GIVEN_BACK))
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ended.join(), max(grace_s, 1.0))
-        await _cancel([writer, leases])
+        if self._writer is not None:
+            await _cancel([self._writer])
 
     @property
     def num_running(self) -> int:
         return len(self._running)
 
-    async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         """A round that fails is logged and tried again: the truth is in the database."""
-        while True:
+        while work == self._write or not self._is_stopping.is_set():
             try:
                 await work()
             except Exception as error:
                 log.warning("dispatcher_fault", work=work.__name__, error=repr(error))
-                await asyncio.sleep(AFTER_FAULT_S)
+                await self._pause(AFTER_FAULT_S)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_stopping.wait(), seconds)
 
     async def _keep_leases(self) -> None:
-        await asyncio.sleep(self._pace.lease_s / 3)
+        await self._pause(self._pace.lease_s / 3)
         if self._running or self._ready:
             await self._queue.renew(self._owner)
 
@@ -126,6 +135,8 @@ class Dispatcher:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._has_news.wait(), self._pace.tick_s)
         self._has_news.clear()
+        if self._is_stopping.is_set():
+            return
         if await self._queue.recover():
             self._look_for_lines()
         now = self._clock.now()
@@ -146,7 +157,7 @@ class Dispatcher:
         self._wakes.set()
 
     async def _sweep_files(self) -> None:
-        await asyncio.sleep(SWEEP_S)
+        await self._pause(SWEEP_S)
         await self._files.sweep()
 
     def _take_step(self, batch_id: str) -> None:
@@ -182,7 +193,7 @@ class Dispatcher:
         """Keep the engine's spare capacity full, and some lines at hand."""
         self._wakes.clear()
         room = self._capacity.room(len(self._running), is_urgent=self._is_urgent)
-        while room > 0 and self._ready:
+        while room > 0 and self._ready and not self._is_stopping.is_set():
             self._start(self._ready.popleft())
             room -= 1
         if len(self._ready) < (self._pace.concurrency + 1) // 2 and self._may_have_lines:

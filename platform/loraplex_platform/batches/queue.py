@@ -175,9 +175,11 @@ def _values(outcome: Outcome, claim: Claim, now: datetime) -> dict[str, Any]:
                 "result": body,
             }
         case Retry():
-            delay = timedelta(seconds=retry_delay_s(outcome, claim.attempts))
             attempts = claim.attempts - (0 if outcome.is_counted else 1)
-            return {"state": "pending", "attempts": attempts, "not_before": now + delay}
+            again: dict[str, Any] = {"state": "pending", "attempts": attempts}
+            if delay_s := retry_delay_s(outcome, claim.attempts):
+                again["not_before"] = now + timedelta(seconds=delay_s)
+            return again
 
 
 def _counts(outcome: Outcome, claim: Claim) -> dict[str, int]:

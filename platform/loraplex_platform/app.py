@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -24,8 +25,8 @@ from loraplex_platform.auth.authenticator import Authenticator
 from loraplex_platform.auth.networks import networks_of
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.batches import endpoints as batches
-from loraplex_platform.batches.assembly import assemble_dispatcher, line_limiter
-from loraplex_platform.batches.service import BatchService
+from loraplex_platform.batches.assembly import assemble_dispatcher, line_limiter, open_doorbell
+from loraplex_platform.batches.service import BatchService, Bell
 from loraplex_platform.config import Settings
 from loraplex_platform.control.router import router as control
 from loraplex_platform.db.database import Database
@@ -96,8 +97,8 @@ def create_app(
         clock=clock,
     )
     file_service = FileService(database, BlobStore(settings.files), clock)
-    dispatcher = assemble_dispatcher(
-        settings=settings,
+    jobs = _jobs_of(
+        settings,
         engine=engine,
         model=model,
         database=database,
@@ -114,13 +115,13 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
-        dispatcher.start()
+        jobs.start()
         running = [
             asyncio.create_task(run())
             for run in (rejections.run, meter.run, authenticator.uses.run)
         ]
         yield
-        await dispatcher.stop(BATCH_GRACE_S)
+        await jobs.stop(BATCH_GRACE_S)
         await inference.tasks.drain()  # what was served is written down first
         for task in running:
             task.cancel()
@@ -154,8 +155,8 @@ def create_app(
     app.state.gate = gate
     app.state.rejections = rejections
     app.state.files = file_service
-    app.state.batches = BatchService(database, dispatcher, clock)
-    app.state.dispatcher = dispatcher
+    app.state.batches = BatchService(database, jobs, clock)
+    app.state.jobs = jobs
     app.add_middleware(
         RequestContext,
         max_body_bytes=settings.max_body_bytes,
@@ -169,3 +170,11 @@ def create_app(
     app.include_router(control)
     app.include_router(batches.router)
     return app
+
+
+def _jobs_of(settings: Settings, **services: Any) -> Bell:
+    """Who runs batch jobs: this process, or the workers behind a bell."""
+    if settings.batch_dispatcher == "celery":
+        assert settings.redis_url is not None, "checked by the settings"
+        return open_doorbell(settings.redis_url)
+    return assemble_dispatcher(settings=settings, **services)

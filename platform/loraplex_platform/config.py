@@ -39,6 +39,7 @@ class Settings:
     max_body_bytes: int = 10 * 1024 * 1024
     files_url: str | None = None  # any fsspec URL; None: a folder in home
     trusted_proxies: tuple[str, ...] = ()  # CIDR, comma-separated: whose X-Forwarded-For counts
+    batch_dispatcher: str = "inprocess"  # or "celery": jobs run in `loraplex worker` processes
     batch_concurrency: int = 32  # lines of batch jobs at once, in each process
     batch_lease_s: float = 30.0  # when another process may take over from one that is gone
     batch_tick_s: float = 5.0  # how often a dispatcher looks for work that nobody announced
@@ -58,6 +59,10 @@ class Settings:
                 str(self.workers),
                 "1, or LORAPLEX_REDIS_URL: without it every process would admit the whole limit",
             )
+        if self.batch_dispatcher not in DISPATCHERS:
+            raise BadSetting("BATCH_DISPATCHER", self.batch_dispatcher, " or ".join(DISPATCHERS))
+        if self.batch_dispatcher == "celery" and self.redis_url is None:
+            raise BadSetting("BATCH_DISPATCHER", "celery", "LORAPLEX_REDIS_URL beside it")
         if self.batch_concurrency < 1:
             raise BadSetting("BATCH_CONCURRENCY", str(self.batch_concurrency), "at least 1")
         for name in ("redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s"):
@@ -97,6 +102,7 @@ class Settings:
         return self.home.absolute() / "adapters"
 
 
+DISPATCHERS = ("inprocess", "celery")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 TEXT = (
     "host",
@@ -107,6 +113,7 @@ TEXT = (
     "served_model_name",
     "engine_address",
     "files_url",
+    "batch_dispatcher",
     "log_level",
 )
 PATHS = ("home", "cache")

@@ -59,7 +59,7 @@ async def serving(
 
 def idle_queue(served: Served, clock: ManualClock | None = None) -> LineQueue:
     """A queue over the same database, for a dispatcher that the test plays."""
-    queue: LineQueue = served.app.state.dispatcher._queue
+    queue: LineQueue = served.app.state.jobs._queue
     return LineQueue(queue._database, queue._files, queue._meter, clock or SystemClock(), LEASE_S)
 
 

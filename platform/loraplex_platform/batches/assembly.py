@@ -1,5 +1,7 @@
 """A dispatcher out of the services that it needs: the same in an API process and in a worker."""
 
+from importlib import import_module
+
 from loraplex_engine.client import EngineClient
 from loraplex_platform.admission.effective import EffectiveLimits
 from loraplex_platform.admission.gate import Gate
@@ -13,6 +15,7 @@ from loraplex_platform.batches.dispatcher import Dispatcher, Pace
 from loraplex_platform.batches.intake import Intake
 from loraplex_platform.batches.line_runner import HeldFacts, LineRunner
 from loraplex_platform.batches.queue import LineQueue
+from loraplex_platform.batches.service import Bell
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.files.service import FileService
@@ -23,6 +26,23 @@ from loraplex_platform.openai.resolver import Resolver
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
 from loraplex_platform.usage.meter import Meter
+
+
+class CeleryNotInstalled(Exception):
+    """LORAPLEX_BATCH_DISPATCHER=celery needs pip install 'loraplex[production]'."""
+
+    def __init__(self) -> None:
+        super().__init__(self.__doc__)
+
+
+def open_doorbell(redis_url: str) -> Bell:
+    """The bell of the workers' door, for a process that runs no jobs itself."""
+    try:  # by name: Celery belongs to an extra, and jobs is a layer above this one
+        module = import_module("loraplex_platform.jobs.doorbell")
+    except ModuleNotFoundError as error:
+        raise CeleryNotInstalled from error
+    bell: Bell = module.Doorbell(redis_url)
+    return bell
 
 
 def line_limiter(

@@ -78,8 +78,8 @@ class Dispatcher:
         self._loops: list[asyncio.Task[None]] = []
         self._writer: asyncio.Task[None] | None = None
 
-    def ring(self) -> None:
-        """Look for work now."""
+    def ring(self, batch_id: str | None = None) -> None:
+        """Look for work now, whatever was announced."""
         self._has_news.set()
         self._look_for_lines()
 

@@ -24,7 +24,11 @@ WINDOWS = {"24h": timedelta(hours=24)}
 class Bell(Protocol):
     """Tells dispatchers that there is work; they find it without, only later."""
 
-    def ring(self) -> None: ...
+    def start(self) -> None: ...
+
+    def ring(self, batch_id: str) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class BatchService:
                 )
             await files.hold(file.id, 1)
             await BatchRepository(session).add(batch)
-        self._ring()
+        self._ring(batch.id)
         return BatchObject.of(batch)
 
     async def list(self, principal: Principal, query: BatchQuery) -> Page[BatchObject]:
@@ -114,7 +118,7 @@ class BatchService:
             if batch.status not in ("cancelling", "cancelled"):
                 batch.status = "cancelling"
                 batch.cancelling_at = self._clock.now()
-        self._ring()
+        self._ring(batch.id)
         return BatchObject.of(batch)
 
     async def pause(self, batch_id: str) -> None:
@@ -136,11 +140,11 @@ class BatchService:
             if await batches.any_of(batch_id) is None:
                 raise no_such_batch(batch_id)
             await batches.pause(batch_id, at)
-        self._ring()
+        self._ring(batch_id)
 
-    def _ring(self) -> None:
+    def _ring(self, batch_id: str) -> None:
         if self._bell is not None:
-            self._bell.ring()
+            self._bell.ring(batch_id)
 
 
 COUNTERS = (

@@ -20,6 +20,7 @@ from tests.engine.fake_core import CountdownCore
 from tests.platform.batch_stand import jsonl, line
 from tests.platform.doomed import POINTS
 from tests.platform_stand import BASE, seed, tiny_model
+from tests.services import running_postgres, running_redis
 
 from loraplex_adapters.blobs import BlobStore
 from loraplex_engine.server import EngineServer
@@ -33,6 +34,7 @@ from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.files.schemas import UploadForm
 from loraplex_platform.files.service import FileService
+from loraplex_platform.jobs.doorbell import Doorbell
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.models import Batch, UsageEvent
@@ -277,7 +279,7 @@ async def test_a_worker_told_to_stop_gives_back_what_it_cannot_end(site: Site, d
         await eventually(lambda: worker.poll() is not None, START_S, site)
         batch = await desk.batch(batch_id)
     assert worker.returncode == 0
-    assert batch.running == 0
+    assert batch.running == 0, log_of(site)
     site.core.step_s = 0.001
     with process(site, *WORKER):
         batch = await finished(desk, site, batch_id, START_S)

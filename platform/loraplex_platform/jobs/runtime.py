@@ -36,9 +36,11 @@ class Runtime:
         self._dispatcher: Dispatcher | None = None
         self._is_started = threading.Event()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        # made here: a fork marks every thread object that it finds as stopped
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._thread.start()
         if not self._is_started.wait(START_S):
             raise TimeoutError("the dispatcher does not start")
@@ -50,7 +52,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Returns when what ran is written down or given back."""
-        if self._loop is not None and self._thread.is_alive():
+        if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(GRACE_S * 2)
 

@@ -37,7 +37,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("project_id", sa.String(), nullable=False),
         sa.Column("key_id", sa.String(), nullable=False),
-        sa.Column("scopes", sa.JSON(), nullable=False),
+        sa.Column("rights", sa.JSON(), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("endpoint", sa.String(), nullable=False),
         sa.Column("completion_window", sa.String(), nullable=False),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -23,6 +24,9 @@ from loraplex_platform.auth.admin_keys import AdminKeyService
 from loraplex_platform.auth.authenticator import Authenticator
 from loraplex_platform.auth.networks import networks_of
 from loraplex_platform.auth.service import KeyService
+from loraplex_platform.batches import endpoints as batches
+from loraplex_platform.batches.assembly import assemble_dispatcher, line_limiter, open_doorbell
+from loraplex_platform.batches.service import BatchService, Bell
 from loraplex_platform.config import Settings
 from loraplex_platform.control.router import router as control
 from loraplex_platform.db.database import Database
@@ -55,6 +59,7 @@ from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.spool import Spool
 
+BATCH_GRACE_S = 3.0  # for lines at work when the process is told to stop
 MULTIPART_BYTES = 64 * 1024  # what a form has around its file
 
 
@@ -97,6 +102,19 @@ def create_app(
         secrets=secrets,
         clock=clock,
     )
+    file_service = FileService(database, BlobStore(settings.files), clock)
+    jobs = _jobs_of(
+        settings,
+        engine=engine,
+        model=model,
+        database=database,
+        limiter=limiter
+        or line_limiter(settings, database, clock, gate, rejections, limiter_metrics),
+        metrics=metrics,
+        secrets=secrets,
+        files=file_service,
+        clock=clock,
+    )
 
     authenticator = Authenticator(database, secrets, clock)
     shares = LiveShares(database, engine)
@@ -105,6 +123,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
+        jobs.start()
         running = [
             asyncio.create_task(run())
             for run in (
@@ -117,6 +136,7 @@ def create_app(
             )
         ]
         yield
+        await jobs.stop(BATCH_GRACE_S)
         await inference.tasks.drain()  # what was served is written down first
         for task in running:
             task.cancel()
@@ -154,7 +174,9 @@ def create_app(
     app.state.prices = prices
     app.state.gate = gate
     app.state.rejections = rejections
-    app.state.files = FileService(database, BlobStore(settings.files), clock)
+    app.state.files = file_service
+    app.state.batches = BatchService(database, jobs, clock)
+    app.state.jobs = jobs
     app.add_middleware(
         RequestContext,
         max_body_bytes=settings.max_body_bytes,
@@ -167,4 +189,13 @@ def create_app(
     app.include_router(prefixes.router)
     app.include_router(files.router)
     app.include_router(control)
+    app.include_router(batches.router)
     return app
+
+
+def _jobs_of(settings: Settings, **services: Any) -> Bell:
+    """Who runs batch jobs: this process, or the workers behind a bell."""
+    if settings.batch_dispatcher == "celery":
+        assert settings.redis_url is not None, "checked by the settings"
+        return open_doorbell(settings.redis_url)
+    return assemble_dispatcher(settings=settings, **services)

@@ -39,6 +39,10 @@ class Settings:
     max_body_bytes: int = 10 * 1024 * 1024
     files_url: str | None = None  # any fsspec URL; None: a folder in home
     trusted_proxies: tuple[str, ...] = ()  # CIDR, comma-separated: whose X-Forwarded-For counts
+    batch_dispatcher: str = "inprocess"  # or "celery": jobs run in `loraplex worker` processes
+    batch_concurrency: int = 32  # lines of batch jobs at once, in each process
+    batch_lease_s: float = 30.0  # when another process may take over from one that is gone
+    batch_tick_s: float = 5.0  # how often a dispatcher looks for work that nobody announced
     log_level: str = "info"
     engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
 
@@ -55,7 +59,13 @@ class Settings:
                 str(self.workers),
                 "1, or LORAPLEX_REDIS_URL: without it every process would admit the whole limit",
             )
-        for name in ("redis_timeout_s", "claim_ttl_s"):
+        if self.batch_dispatcher not in DISPATCHERS:
+            raise BadSetting("BATCH_DISPATCHER", self.batch_dispatcher, " or ".join(DISPATCHERS))
+        if self.batch_dispatcher == "celery" and self.redis_url is None:
+            raise BadSetting("BATCH_DISPATCHER", "celery", "LORAPLEX_REDIS_URL beside it")
+        if self.batch_concurrency < 1:
+            raise BadSetting("BATCH_CONCURRENCY", str(self.batch_concurrency), "at least 1")
+        for name in ("redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s"):
             if getattr(self, name) <= 0:
                 raise BadSetting(name.upper(), str(getattr(self, name)), "a positive number")
         for network in self.trusted_proxies:
@@ -92,6 +102,7 @@ class Settings:
         return self.home.absolute() / "adapters"
 
 
+DISPATCHERS = ("inprocess", "celery")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 TEXT = (
     "host",
@@ -102,12 +113,13 @@ TEXT = (
     "served_model_name",
     "engine_address",
     "files_url",
+    "batch_dispatcher",
     "log_level",
 )
 PATHS = ("home", "cache")
-INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes")
 LISTS = ("trusted_proxies",)
-SECONDS = ("engine_wait_s", "redis_timeout_s", "claim_ttl_s")
+INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes", "batch_concurrency")
+SECONDS = ("engine_wait_s", "redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s")
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:

@@ -113,6 +113,7 @@ class CountdownCore:
             step_s=self.step_s,
             steps=self.num_steps,
             tokens=TokenCounters(),
+            spare=1.0,
             draining=self.is_draining,
         )
 

@@ -1,12 +1,13 @@
 """Which limits bind a caller at this moment, and why."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.admission.limits import DIMENSIONS, Level, Limit
+from loraplex_platform.admission.limits import DIMENSIONS, Kind, Level, Limit
 from loraplex_platform.admission.repository import LimitRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.remembered import Remembered
@@ -29,9 +30,12 @@ class EffectiveLimit:
 class EffectiveLimits:
     """The one place that says what binds a principal; reads at most once in CACHE_S for each."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, kinds: Sequence[Kind] | None = None
+    ) -> None:
         self._database = database
         self._clock = clock
+        self._kinds = kinds  # None: all
         self._known: Remembered[Principal, tuple[EffectiveLimit, ...]] = Remembered(clock, CACHE_S)
 
     async def of(self, principal: Principal) -> tuple[Limit, ...]:
@@ -41,7 +45,12 @@ class EffectiveLimits:
 
         now = self._clock.now()
         known = await self._known.get(principal, read)
-        return tuple(e.limit for e in known if e.until is None or e.until > now)
+        return tuple(
+            e.limit
+            for e in known
+            if (e.until is None or e.until > now)
+            and (self._kinds is None or e.limit.dimension.kind in self._kinds)
+        )
 
 
 async def effective_limits(

@@ -40,6 +40,8 @@ QUEUED_REQUESTS = Dimension("queued_requests", "queued", "lease")
 TOKENS_PER_DAY = Dimension("tokens_per_day", "tokens", "day")
 TOKENS_PER_MONTH = Dimension("tokens_per_month", "tokens", "month", code="insufficient_quota")
 ADAPTER_BYTES = Dimension("adapter_bytes", "adapter_bytes", "stock", code="insufficient_quota")
+# What waits in batch jobs: counted in their own tables, because it outlives every process.
+ENQUEUED_BATCH_TOKENS = Dimension("enqueued_batch_tokens", "enqueued", "lease")
 DIMENSIONS: Mapping[str, Dimension] = {
     dimension.name: dimension
     for dimension in (
@@ -50,6 +52,7 @@ DIMENSIONS: Mapping[str, Dimension] = {
         TOKENS_PER_DAY,
         TOKENS_PER_MONTH,
         ADAPTER_BYTES,
+        ENQUEUED_BATCH_TOKENS,
     )
 }
 

@@ -21,7 +21,7 @@ class Batch(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     project_id: Mapped[str]
     key_id: Mapped[str]
-    scopes: Mapped[list[str]]  # of the key that made it
+    rights: Mapped[dict[str, Any]]  # what the key that made it may do, see batches.rights
     status: Mapped[str]  # batches.schemas.Status
     endpoint: Mapped[str]
     completion_window: Mapped[str]

@@ -5,13 +5,13 @@ from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
 from loraplex_platform.auth.dependencies import principal_with
+from loraplex_platform.errors import from_body
 from loraplex_platform.files.ranges import ByteRange, RangeNotSatisfiable, parse_range
 from loraplex_platform.files.schemas import DeletedFile, FileObject, FileQuery, UploadForm
 from loraplex_platform.files.service import CHUNK_BYTES, FileService
@@ -99,8 +99,7 @@ def _fields(form: FormData) -> UploadForm:
     try:
         return UploadForm.model_validate(given)
     except ValidationError as error:
-        details = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
-        raise RequestValidationError(details) from error
+        raise from_body(error) from error
 
 
 def _read(stream: BinaryIO, part: ByteRange) -> Iterator[bytes]:

@@ -1,0 +1,46 @@
+"""`/v1/batches`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from loraplex_platform.auth.dependencies import principal_with
+from loraplex_platform.batches.schemas import BatchObject, BatchQuery, CreateBatch
+from loraplex_platform.batches.service import BatchService
+from loraplex_platform.kit.pagination import Page
+from loraplex_platform.kit.principal import Principal
+
+router = APIRouter(prefix="/v1/batches")
+BatchesPrincipal = Annotated[Principal, Depends(principal_with("batches"))]
+
+
+def batches_of(request: Request) -> BatchService:
+    service: BatchService = request.app.state.batches
+    return service
+
+
+Batches = Annotated[BatchService, Depends(batches_of)]
+
+
+@router.post("")
+async def create_batch(
+    body: CreateBatch, principal: BatchesPrincipal, batches: Batches
+) -> BatchObject:
+    return await batches.create(principal, body)
+
+
+@router.get("")
+async def list_batches(
+    principal: BatchesPrincipal, batches: Batches, query: Annotated[BatchQuery, Query()]
+) -> Page[BatchObject]:
+    return await batches.list(principal, query)
+
+
+@router.get("/{batch_id}")
+async def get_batch(batch_id: str, principal: BatchesPrincipal, batches: Batches) -> BatchObject:
+    return await batches.get(principal, batch_id)
+
+
+@router.post("/{batch_id}/cancel")
+async def cancel_batch(batch_id: str, principal: BatchesPrincipal, batches: Batches) -> BatchObject:
+    return await batches.cancel(principal, batch_id)

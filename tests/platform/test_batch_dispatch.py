@@ -1,0 +1,330 @@
+"""The queue of lines on both databases: claims, fences, retries, two dispatchers, lost processes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from tests.platform.batch_stand import jsonl, line, results, run, submit, until, until_final
+from tests.platform_stand import (
+    BASE,
+    Seeded,
+    Served,
+    letter_engine,
+    listening,
+    seed,
+    usage_of,
+)
+
+from loraplex_engine.fake import FakeEngine
+from loraplex_platform.admission.service import LimitService, Subject
+from loraplex_platform.app import create_app
+from loraplex_platform.batches import closing
+from loraplex_platform.batches.outcomes import MAX_ATTEMPTS, Failed, Retry
+from loraplex_platform.batches.queue import Ended, LineQueue, Work
+from loraplex_platform.batches.repository import BatchRepository
+from loraplex_platform.config import Settings
+from loraplex_platform.db.migrations import upgrade
+from loraplex_platform.kit.clock import ManualClock, SystemClock
+from loraplex_platform.openai.served_model import ServedModel
+
+LEASE_S = 1.0
+TICK_S = 0.1
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def home(request: pytest.FixtureRequest, settings: Settings) -> tuple[Settings, Seeded]:
+    """Settings of a fast dispatcher over a seeded database of each kind."""
+    fast = replace(settings, batch_lease_s=LEASE_S, batch_tick_s=TICK_S, batch_concurrency=8)
+    if request.param == "postgres":
+        fast = replace(fast, database_url=request.getfixturevalue("postgres_url"))
+        await asyncio.to_thread(upgrade, fast.database)
+    return fast, await seed(fast)
+
+
+@asynccontextmanager
+async def serving(
+    home: tuple[Settings, Seeded], model: ServedModel, engine: FakeEngine | None = None
+) -> AsyncIterator[Served]:
+    engine = engine or letter_engine()
+    app = create_app(home[0], engine, model)
+    async with listening(app) as base_url, AsyncExitStack() as stack:
+        yield Served(app, engine, base_url, home[1], stack)
+
+
+def idle_queue(served: Served, clock: ManualClock | None = None) -> LineQueue:
+    """A queue over the same database, for a dispatcher that the test plays."""
+    queue: LineQueue = served.app.state.jobs._queue
+    return LineQueue(queue._database, queue._files, queue._meter, clock or SystemClock(), LEASE_S)
+
+
+def no_room(served: Served) -> None:
+    """The app's own dispatcher goes on validating and closing, but starts no line."""
+    served.engine.spare = 0.0
+
+
+async def ready(served: Served, count: int) -> str:
+    """A batch of so many lines that nobody runs."""
+    no_room(served)
+    batch = await submit(served.client(), jsonl(*(line(str(i)) for i in range(count))))
+    async with asyncio.timeout(5):
+        while (await served.client().batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return batch.id
+
+
+async def test_two_dispatchers_share_a_batch_and_run_each_line_once(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    engine = letter_engine(step_s=0.002)
+    patient = (replace(home[0], batch_lease_s=30.0), home[1])
+    async with serving(patient, model, engine) as one, serving(patient, model, engine):
+        content = jsonl(*(line(str(i)) for i in range(120)))
+        batch = await run(one.client(), content)
+        assert batch.request_counts.completed == 120
+        assert len(await results(one.client(), batch.output_file_id)) == 120
+        assert len(engine.requests) == 120
+        assert len(await usage_of(one.app)) == 120
+
+
+async def test_claims_of_two_owners_are_disjoint(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    async with serving(home, model) as served:
+        await ready(served, 20)
+        queue = idle_queue(served)
+        claims = await asyncio.gather(*(queue.claim(f"owner{i}", 5) for i in range(5)))
+        numbers = [work.claim.line_no for each in claims for work in each]
+        assert len(numbers) == len(set(numbers))
+        while more := await queue.claim("last", 5):
+            numbers += [work.claim.line_no for work in more]
+        assert sorted(numbers) == list(range(1, 21))
+
+
+async def test_a_claim_that_was_taken_over_writes_nothing(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    async with serving(home, model) as served:
+        await ready(served, 1)
+        queue = idle_queue(served)
+        (late,) = await queue.claim("late", 1)
+        await asyncio.sleep(LEASE_S + 3 * TICK_S)  # the app's dispatcher takes it away
+        (second,) = await queue.claim("second", 1)
+        assert second.claim.epoch == late.claim.epoch + 1
+        await queue.close([Ended(late.claim, Failed("req_late", 400, "{}"))])
+        row = await row_of(served, late)
+        assert (row.failed, row.running) == (0, 1)
+        await queue.close([Ended(second.claim, Failed("req_second", 400, "{}"))])
+        await queue.close([Ended(second.claim, Failed("req_second", 400, "{}"))])
+        row = await row_of(served, late)
+        assert (row.failed, row.running) == (1, 0)
+
+
+async def row_of(served: Served, work: Work) -> Any:
+    async with served.app.state.database.reading() as session:
+        return await BatchRepository(session).any_of(work.claim.batch_id)
+
+
+async def test_a_clock_that_jumps_ahead_costs_a_second_try_but_no_second_result(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    async with serving(home, model) as served:
+        batch_id = await ready(served, 3)
+        slow = idle_queue(served)
+        claimed = await slow.claim("slow", 3)
+        ahead = ManualClock(SystemClock().now() + timedelta(hours=1))
+        assert await idle_queue(served, ahead).recover() == 3
+        await slow.close([Ended(work.claim, Failed("req_slow", 400, "{}")) for work in claimed])
+        served.engine.spare = 1.0
+        batch = await until_final(served.client(), batch_id)
+        assert batch.request_counts.model_dump() == {"total": 3, "completed": 3, "failed": 0}
+
+
+async def test_a_line_that_costs_its_process_every_time_is_set_aside(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    async with serving(home, model) as served:
+        batch_id = await ready(served, 1)
+        clock = ManualClock(SystemClock().now())
+        queue = idle_queue(served, clock)
+        for _ in range(MAX_ATTEMPTS):
+            assert len(await queue.claim("doomed", 1)) == 1
+            clock.advance(LEASE_S + 0.1)
+            assert await queue.recover() == 1
+        batch = await until_final(served.client(), batch_id)
+        assert batch.request_counts.failed == 1
+        errors = await results(served.client(), batch.error_file_id)
+        assert errors["0"]["error"]["code"] == "too_many_attempts"
+        assert errors["0"]["response"] is None
+
+
+async def test_a_line_given_back_has_lost_no_try(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    async with serving(home, model) as served:
+        await ready(served, 1)
+        queue = idle_queue(served)
+        for _ in range(MAX_ATTEMPTS + 1):
+            (work,) = await queue.claim("polite", 1)
+            assert work.claim.attempts == 1
+            await queue.close([Ended(work.claim, Retry("stopped", is_counted=False, after_s=0))])
+
+
+async def test_an_engine_that_dies_costs_time_and_no_line(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    engine = letter_engine(step_s=0.002)
+    engine.die_after, engine.restart_s = 20, 0.2
+    fast = (replace(home[0], engine_wait_s=0.05), home[1])
+    async with serving(fast, model, engine) as served:
+        batch = await run(
+            served.client(),
+            jsonl(*(line(str(i)) for i in range(30))),
+        )
+        assert batch.request_counts.model_dump() == {"total": 30, "completed": 30, "failed": 0}
+        events = await usage_of(served.app)
+        assert len(events) == 30
+        assert batch.model_dump()["usage"]["output_tokens"] == sum(
+            e.completion_tokens for e in events
+        )
+
+
+async def test_a_stopped_dispatcher_gives_its_lines_to_the_next(
+    home: tuple[Settings, Seeded], model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplex_platform.app.BATCH_GRACE_S", 0.05)
+    slow = letter_engine(step_s=0.3)
+    async with serving(home, model, slow) as served:
+        content = jsonl(*(line(str(i), max_tokens=100) for i in range(6)))
+        batch_id = (await submit(served.client(), content)).id
+        await until(lambda: slow.num_running == 6)
+    async with serving(home, model) as served:
+        batch = await until_final(served.client(), batch_id)
+        assert batch.request_counts.completed == 6
+
+
+async def test_a_batch_past_its_window_gives_what_it_has(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    async with serving(home, model) as served:
+        batch_id = await ready(served, 3)
+        queue = idle_queue(served)
+        (work,) = await queue.claim("quick", 1)
+        await queue.close([Ended(work.claim, Failed("req_1", 400, '{"error": {}}'))])
+        async with served.app.state.database.unit_of_work() as session:
+            row = await BatchRepository(session).any_of(batch_id)
+            assert row is not None
+            row.expires_at = SystemClock().now()
+        batch = await until_final(served.client(), batch_id)
+        assert batch.status == "expired"
+        assert batch.expired_at is not None
+        assert batch.request_counts.failed == 3
+        errors = await results(served.client(), batch.error_file_id)
+        codes = [error["error"] and error["error"]["code"] for error in errors.values()]
+        assert sorted(map(str, codes)) == ["None", "batch_expired", "batch_expired"]
+
+
+async def test_cancelled_lines_that_do_not_end_are_fenced_after_the_grace(
+    home: tuple[Settings, Seeded], model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closing, "GRACE", timedelta(0))
+    async with serving(home, model) as served:
+        batch_id = await ready(served, 2)
+        queue = idle_queue(served)
+        claimed = await queue.claim("slow", 1)
+        await served.client().batches.cancel(batch_id)
+        batch = await until_final(served.client(), batch_id)
+        assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
+        await queue.close([Ended(claimed[0].claim, Failed("req_1", 400, "{}"))])
+        assert await served.client().batches.retrieve(batch_id) == batch
+
+
+@pytest.fixture
+def app(make_app: Callable[..., FastAPI]) -> FastAPI:
+    return make_app(batch_tick_s=TICK_S)
+
+
+async def tenant_of(served: Served) -> str:
+    return (await served.app.state.keys.authenticate(served.keys.acme)).tenant_id
+
+
+async def test_a_paused_batch_waits_until_it_is_resumed(served: Served) -> None:
+    no_room(served)
+    made = await submit(served.client(), jsonl(line("a")))
+    await served.app.state.batches.pause(made.id)
+    served.engine.spare = 1.0
+    await asyncio.sleep(5 * TICK_S)
+    assert served.engine.requests == []
+    (progress,) = await served.app.state.batches.progress()
+    assert progress.is_paused
+    await served.app.state.batches.resume(made.id)
+    assert (await until_final(served.client(), made.id)).request_counts.completed == 1
+
+
+async def test_enqueued_tokens_are_limited_until_lines_are_done(served: Served) -> None:
+    client, tenant = served.client(), await tenant_of(served)
+    limits = LimitService(served.app.state.database, SystemClock())
+    subject = Subject(tenant, "tenant", tenant)
+    content = jsonl(*(line(str(i), text="x" * 40) for i in range(10)))  # 11 tokens each
+    await limits.set(subject, "enqueued_batch_tokens", 150, strict=False)
+    no_room(served)
+    first = await submit(client, content)
+    second = await run(client, content)
+    assert second.errors is not None
+    assert [e.code for e in second.errors.data or []] == ["token_limit_exceeded"]
+    served.engine.spare = 1.0
+    await until_final(client, first.id)
+    assert (await run(client, content)).status == "completed"
+
+
+async def test_live_rates_do_not_bind_lines_but_budgets_do(served: Served) -> None:
+    client, tenant = served.client(), await tenant_of(served)
+    limits = LimitService(served.app.state.database, SystemClock())
+    subject = Subject(tenant, "tenant", tenant)
+    await limits.set(subject, "requests_per_minute", 1, strict=False)
+    batch = await run(client, jsonl(*(line(str(i)) for i in range(5))))
+    assert batch.request_counts.completed == 5
+    await limits.set(subject, "tokens_per_month", 1, strict=False)
+    await asyncio.sleep(1.1)  # limits are read once a second
+    batch = await run(client, jsonl(line("a")))
+    errors = await results(client, batch.error_file_id)
+    assert errors["a"]["response"]["status_code"] == 429
+    assert errors["a"]["response"]["body"]["error"]["code"] == "insufficient_quota"
+
+
+async def test_tenants_share_the_room(make_app: Callable[..., FastAPI], keys: Seeded) -> None:
+    """The one who comes second does not wait for the first one's whole batch."""
+    engine = letter_engine(step_s=0.005)
+    app = make_app(engine=engine, batch_concurrency=4, batch_tick_s=TICK_S)
+    async with listening(app) as base_url, AsyncExitStack() as stack:
+        served = Served(app, engine, base_url, keys, stack)
+        await ready(served, 100)
+        theirs = served.client(keys.globex)
+        second = await submit(theirs, jsonl(*(line(str(i)) for i in range(20))))
+        await asyncio.sleep(3 * TICK_S)
+        engine.spare = 1.0
+        await until_final(theirs, second.id)
+    tenants = [request.tenant for request in engine.requests]
+    assert len(set(tenants[:10])) == 2
+    (their_tenant,) = {request.tenant for request in engine.requests if request.job_id == second.id}
+    assert max(i for i, tenant in enumerate(tenants) if tenant == their_tenant) < 60
+
+
+async def test_lines_of_one_adapter_run_together(
+    make_app: Callable[..., FastAPI], keys: Seeded
+) -> None:
+    engine = letter_engine(step_s=0.001)
+    app = make_app(engine=engine, batch_concurrency=1, batch_tick_s=TICK_S)
+    async with listening(app) as base_url, AsyncExitStack() as stack:
+        served = Served(app, engine, base_url, keys, stack)
+        models = [BASE, "support", "acme-only"] * 4
+        content = jsonl(*(line(str(i), model) for i, model in enumerate(models)))
+        await run(served.client(), content)
+    adapters = [request.adapter for request in engine.requests]
+    changes = sum(a != b for a, b in pairwise(adapters))
+    assert changes == 2

@@ -82,7 +82,8 @@ def create_app(
     )
     gate = Gate(store, UsageHistory(database, clock))
     prices = PriceService(database, clock)
-    meter = Meter(database, Books(prices, clock), Spool(settings.home / "spool"))
+    books = Books(prices, clock)
+    meter = Meter(database, books, Spool(settings.home / "spool"))
     rejections = RejectionLog(database, clock)
     tenant_limiter = TenantLimiter(
         gate,
@@ -113,6 +114,7 @@ def create_app(
         metrics=metrics,
         secrets=secrets,
         files=file_service,
+        books=books,
         clock=clock,
     )
 

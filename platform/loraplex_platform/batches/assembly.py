@@ -25,7 +25,7 @@ from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.resolver import Resolver
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
-from loraplex_platform.usage.meter import Meter
+from loraplex_platform.usage.books import Books
 
 
 class CeleryNotInstalled(Exception):
@@ -68,6 +68,7 @@ def assemble_dispatcher(
     metrics: Metrics,
     secrets: Secrets,
     files: FileService,
+    books: Books,
     clock: Clock,
 ) -> Dispatcher:
     """A dispatcher that is to be started."""
@@ -90,7 +91,7 @@ def assemble_dispatcher(
     limits = EffectiveLimits(database, clock)
     return Dispatcher(
         database=database,
-        queue=LineQueue(database, files, Meter(database), clock, pace.lease_s),
+        queue=LineQueue(database, files, books, clock, pace.lease_s),
         runner=LineRunner(inference, held),
         intake=Intake(database, files, resolver, limits, clock, pace.lease_s),
         closing=Closing(database, files, clock, pace.lease_s),

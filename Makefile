@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow bench sim check format
+.PHONY: serve test test-slow test-servers bench sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -14,6 +14,9 @@ test: .venv/.installed
 
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-servers: .venv/.installed
+	LORAPLEX_TEST_STORES=servers $(BIN)/python -m pytest tests/platform
 
 bench: .venv/.installed
 	$(BIN)/python tests/bench/bench_cpu.py

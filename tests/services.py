@@ -118,18 +118,21 @@ class PostgresServer(Server):
             return False
         return True
 
-    def create_database(self, name: str) -> str:
-        """Creates an empty database and returns its URL."""
-        self._execute("CREATE DATABASE {}", name)
+    def create_database(self, name: str, template: str | None = None) -> str:
+        """Creates a database, empty or like another one, and returns its URL."""
+        if template is None:
+            self._execute("CREATE DATABASE {}", name)
+        else:
+            self._execute("CREATE DATABASE {} TEMPLATE {}", name, template)
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
         """Drops a database, and whoever is still connected to it."""
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
-    def _execute(self, statement: str, database: str) -> None:
+    def _execute(self, statement: str, *names: str) -> None:
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
 
 class RedisServer(Server):

@@ -58,6 +58,9 @@ from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.spool import Spool
+from loraplex_platform.webhooks.outbox import Outbox
+from loraplex_platform.webhooks.sender import Sender
+from loraplex_platform.webhooks.service import WebhookService
 
 BATCH_GRACE_S = 3.0  # for lines at work when the process is told to stop
 MULTIPART_BYTES = 64 * 1024  # what a form has around its file
@@ -121,6 +124,8 @@ def create_app(
     authenticator = Authenticator(database, secrets, clock)
     shares = LiveShares(database, engine)
     warmth = Warmth(database, engine, CacheScopes(secrets), model.id)
+    sender = Sender(networks_of(settings.webhook_networks))
+    outbox = Outbox(database, secrets, sender, clock)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -135,6 +140,7 @@ def create_app(
                 shares.run,
                 warmth.run,
                 inference.live.run,
+                outbox.run,
             )
         ]
         yield
@@ -156,6 +162,7 @@ def create_app(
     app.state.authenticator = authenticator
     app.state.keys = KeyService(database, secrets, clock)
     app.state.admin_keys = AdminKeyService(database, secrets, clock)
+    app.state.webhooks = WebhookService(database, secrets, sender, clock)
     app.state.audit = AuditService(database)
     passwords = Passwords()
     app.state.people = PeopleService(database, secrets, passwords, clock)

@@ -43,6 +43,7 @@ class Settings:
     batch_concurrency: int = 32  # lines of batch jobs at once, in each process
     batch_lease_s: float = 30.0  # when another process may take over from one that is gone
     batch_tick_s: float = 5.0  # how often a dispatcher looks for work that nobody announced
+    webhook_networks: tuple[str, ...] = ()  # private ones, CIDR, that webhooks may be posted to
     log_level: str = "info"
     engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
 
@@ -68,11 +69,12 @@ class Settings:
         for name in ("redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s"):
             if getattr(self, name) <= 0:
                 raise BadSetting(name.upper(), str(getattr(self, name)), "a positive number")
-        for network in self.trusted_proxies:
-            try:
-                ip_network(network)
-            except ValueError as error:
-                raise BadSetting("TRUSTED_PROXIES", network, "CIDR networks") from error
+        for name in LISTS:
+            for network in getattr(self, name):
+                try:
+                    ip_network(network)
+                except ValueError as error:
+                    raise BadSetting(name.upper(), network, "CIDR networks") from error
         if self.log_level not in LOG_LEVELS:
             raise BadSetting("LOG_LEVEL", self.log_level, " or ".join(LOG_LEVELS))
 
@@ -117,7 +119,7 @@ TEXT = (
     "log_level",
 )
 PATHS = ("home", "cache")
-LISTS = ("trusted_proxies",)
+LISTS = ("trusted_proxies", "webhook_networks")
 INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes", "batch_concurrency")
 SECONDS = ("engine_wait_s", "redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s")
 

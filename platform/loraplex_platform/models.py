@@ -28,6 +28,7 @@ from loraplex_platform.usage.billing_models import (
     PriceBookRow,
 )
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
+from loraplex_platform.webhooks.models import Delivery, Webhook
 
 __all__ = [
     "Adapter",
@@ -42,6 +43,7 @@ __all__ = [
     "BudgetRow",
     "CreditGrant",
     "CreditUse",
+    "Delivery",
     "IdempotentRequest",
     "InvoiceLine",
     "InvoiceRow",
@@ -65,4 +67,5 @@ __all__ = [
     "UsageEvent",
     "UsageMinute",
     "UsageQuarter",
+    "Webhook",
 ]

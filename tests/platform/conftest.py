@@ -1,6 +1,8 @@
 """A migrated database in a folder of its own for each test, and the app on it."""
 
 import asyncio
+import os
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -21,6 +23,7 @@ from tests.platform_stand import (
     seed,
     tiny_model,
 )
+from tests.services import PostgresServer
 
 from loraplex_engine.fake import FakeEngine
 from loraplex_platform.admission.limiter import Limiter
@@ -30,6 +33,8 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.db.inspection import unscoped_tables
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.openai.served_model import ServedModel
+
+ON_SERVERS = os.environ.get("LORAPLEX_TEST_STORES") == "servers"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,8 +82,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, migrated: Path) -> Settings:
-    return home_like(migrated.parent, tmp_path)
+def settings(request: pytest.FixtureRequest, tmp_path: Path, migrated: Path) -> Iterator[Settings]:
+    """On SQLite and in-process stores; on Postgres and Redis when LORAPLEX_TEST_STORES says so."""
+    home = home_like(migrated.parent, tmp_path)
+    if not ON_SERVERS:
+        yield home
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name, template = f"test_{uuid.uuid4().hex[:12]}", request.getfixturevalue("migrated_template")
+    url, redis_url = server.create_database(name, template), request.getfixturevalue("redis_url")
+    yield replace(home, database_url=url, redis_url=redis_url)
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres: PostgresServer) -> str:
+    """The name of a migrated, empty Postgres database to copy from."""
+    upgrade(postgres.create_database("migrated"))
+    return "migrated"
+
+
+@pytest.fixture(scope="session")
+def seeded_template(
+    postgres: PostgresServer, migrated_template: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Seeded]:
+    """The same with the two tenants; with the home that holds the secret, and their keys."""
+    home = tmp_path_factory.mktemp("seeded_on_postgres")
+    url = postgres.create_database("seeded", migrated_template)
+    keys = asyncio.run(seed(Settings(home=home, database_url=url)))
+    return "seeded", home, keys
 
 
 @pytest.fixture
@@ -89,9 +121,15 @@ async def database(settings: Settings) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-def keys(settings: Settings, seeded: tuple[Path, Seeded]) -> Seeded:
+def keys(request: pytest.FixtureRequest, settings: Settings, seeded: tuple[Path, Seeded]) -> Seeded:
     """Fills the home with the two tenants; ask for it before whatever reads the secret."""
     home, keys = seeded
+    if settings.database_url is not None:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        template, home, keys = request.getfixturevalue("seeded_template")
+        name = settings.database_url.rpartition("/")[2]
+        server.drop_database(name)
+        server.create_database(name, template)
     home_like(home, settings.home)
     return keys
 

@@ -184,6 +184,19 @@ async def test_wrong_values_are_refused(stand: AdminStand, path: str, body: obje
     assert answer.json()["error"]["message"]
 
 
+async def test_name_that_is_taken_is_a_conflict(stand: AdminStand) -> None:
+    project = await stand.made("/tenants/{tenant_id}/projects", {"name": "web"})
+    await stand.made("/plans", {"name": "gold"})
+    silver = await stand.made("/plans", {"name": "silver"})
+    paths = {
+        "/tenants/{tenant_id}": "globex",
+        f"/tenants/{{tenant_id}}/projects/{project['id']}": "default",
+        f"/plans/{silver['id']}": "gold",
+    }
+    answers = [await stand.call("PATCH", path, {"name": name}) for path, name in paths.items()]
+    assert [answer.status_code for answer in answers] == [409] * 3
+
+
 async def test_null_does_not_clear_what_must_be(stand: AdminStand) -> None:
     answer = await stand.call("PATCH", PROJECT, {"name": None})
     assert answer.status_code == 400

@@ -53,6 +53,9 @@ async def path_of(stand: AdminStand, template: str) -> str:
     for name, make in makers.items():
         if name in template:
             template = template.replace(name, str((await make())["id"]))
+    if "{webhook_id}" in template:
+        made = await stand.made("/tenants/{tenant_id}/webhooks", {"url": "https://example.org"})
+        template = template.replace("{webhook_id}", made["webhook"]["id"])
     template = template.replace("{dimension}", "requests_per_minute")
     if template == PROJECT:  # the default project cannot be archived
         other = await stand.made("/tenants/{tenant_id}/projects", {"name": "web"})
@@ -79,9 +82,13 @@ BODIES: dict[Route, object] = {
 }
 for level in ("limits", "overrides"):
     BODIES["PUT", f"/tenants/{{tenant_id}}/{level}/{{dimension}}"] = {"value": 5}
+WEBHOOK = "/tenants/{tenant_id}/webhooks/{webhook_id}"
+BODIES["POST", "/tenants/{tenant_id}/webhooks"] = {"url": "https://example.org/hook"}
+BODIES["PATCH", WEBHOOK] = {"is_active": False}
 BODIES["POST", "/plans"] = {"name": "silver"}
 BODIES["PATCH", "/plans/{plan_id}"] = {"weight": 2}
 BODILESS: set[Route] = {
+    ("POST", WEBHOOK + "/test"),
     ("POST", "/tenants/{tenant_id}/suspend"),
     ("POST", "/tenants/{tenant_id}/resume"),
     ("POST", "/people/{person_id}/reset"),
@@ -93,6 +100,7 @@ OTHER_TENANT: dict[Route, tuple[int, ...]] = {
 }
 WITHOUT_EFFECT: set[Route] = {  # on a tenant that is active and has no limits
     ("POST", "/tenants/{tenant_id}/resume"),
+    ("POST", WEBHOOK + "/test"),
     ("DELETE", "/tenants/{tenant_id}/limits/{dimension}"),
     ("DELETE", "/tenants/{tenant_id}/overrides/{dimension}"),
 }

@@ -9,11 +9,13 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import event, inspect
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, UOWTransaction
+from sqlalchemy.orm.exc import StaleDataError
 
 from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.db.base import Audited
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import PreconditionFailed
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Actor
 
@@ -29,10 +31,16 @@ class Change(NamedTuple):
 
 @asynccontextmanager
 async def changing(database: Database, actor: Actor, clock: Clock) -> AsyncIterator[AsyncSession]:
-    """A unit of work by an actor; its changes to audited rows are logged in its transaction."""
-    async with database.unit_of_work() as session:
-        watch(session, actor, clock)
-        yield session
+    """A unit of work by an actor; its changes to audited rows are logged in its transaction.
+
+    Raises PreconditionFailed when another transaction changed one of the rows meanwhile.
+    """
+    try:
+        async with database.unit_of_work() as session:
+            watch(session, actor, clock)
+            yield session
+    except StaleDataError as error:
+        raise PreconditionFailed from error
 
 
 def watch(session: AsyncSession, actor: Actor, clock: Clock) -> None:

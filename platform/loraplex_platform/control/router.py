@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from loraplex_platform.control import audit, keys, people, plans, tenants
+from loraplex_platform.control import audit, keys, people, plans, tenants, webhooks
 
 router = APIRouter()
-for part in (tenants, keys, people, plans, audit):
+for part in (tenants, keys, people, plans, webhooks, audit):
     router.include_router(part.router)

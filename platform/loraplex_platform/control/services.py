@@ -14,6 +14,7 @@ from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.tenants.projects import ProjectService
 from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.webhooks.service import WebhookService
 
 
 def _tenants(request: Request) -> TenantService:
@@ -56,6 +57,12 @@ def _limits(request: Request) -> LimitService:
     return service
 
 
+def _webhooks(request: Request) -> WebhookService:
+    service: WebhookService = request.app.state.webhooks
+    return service
+
+
+Webhooks = Annotated[WebhookService, Depends(_webhooks)]
 Plans = Annotated[PlanService, Depends(_plans)]
 Limits = Annotated[LimitService, Depends(_limits)]
 Tenants = Annotated[TenantService, Depends(_tenants)]
@@ -72,3 +79,4 @@ PeopleWriter = Annotated[Administrator, Depends(administrator_with("people"))]
 StaffReader = Annotated[Administrator, Depends(administrator_with("read", is_staff=True))]
 StaffWriter = Annotated[Administrator, Depends(administrator_with("operators", is_staff=True))]
 PlanWriter = Annotated[Administrator, Depends(administrator_with("plans", is_staff=True))]
+WebhookWriter = Annotated[Administrator, Depends(administrator_with("webhooks"))]

@@ -51,9 +51,9 @@ class PeopleRepository:
         """Anybody: whose link or session it is."""
         return await self._session.scalar(across_tenants(Person).where(Person.id == person_id))
 
-    async def link(self, link_id: str) -> OneTimeLink | None:
+    async def link(self, link_id: str, *, lock: bool = False) -> OneTimeLink | None:
         statement = across_tenants(OneTimeLink).where(OneTimeLink.id == link_id)
-        return await self._session.scalar(statement.with_for_update())
+        return await self._session.scalar(statement.with_for_update() if lock else statement)
 
     async def links_of(self, person_id: str) -> Sequence[OneTimeLink]:
         statement = across_tenants(OneTimeLink).where(OneTimeLink.person_id == person_id)

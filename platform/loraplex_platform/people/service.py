@@ -95,7 +95,7 @@ class PeopleService:
             person = await self._holder(session, key)
         actor = administrator_of(person).at("", address).actor
         async with changing(self._database, actor, self._clock) as session:
-            person = await self._holder(session, key)
+            person = await self._holder(session, key, lock=True)
             person.password_hash = password_hash
             person.state = "active"
             people = PeopleRepository(session)
@@ -181,9 +181,9 @@ class PeopleService:
         await PeopleRepository(session).add(link)
         return key
 
-    async def _holder(self, session: AsyncSession, key: PlainKey) -> Person:
+    async def _holder(self, session: AsyncSession, key: PlainKey, *, lock: bool = False) -> Person:
         """Whose link this is, while it may be used."""
-        link = await PeopleRepository(session).link(key.id)
+        link = await PeopleRepository(session).link(key.id, lock=lock)
         now = self._clock.now()
         digests = () if link is None else (Digest(link.digest, link.pepper_id, link.expires_at),)
         if not is_right(self._secrets, key, digests, now) or link is None or link.used_at:

@@ -59,10 +59,13 @@ class ProjectService:
         *,
         revision: int | None = None,
     ) -> Project:
-        async with changing(self._database, by.actor, self._clock) as session:
-            project = await found_project(session, by, tenant_id, project_id)
-            check_revision(project, revision)
-            _apply(project, values)
+        try:
+            async with changing(self._database, by.actor, self._clock) as session:
+                project = await found_project(session, by, tenant_id, project_id)
+                check_revision(project, revision)
+                _apply(project, values)
+        except IntegrityError as error:
+            raise Conflict("there is a project of this name already", param="name") from error
         return project
 
     async def archive(self, by: Administrator, tenant_id: str, project_id: str) -> Project:

@@ -90,10 +90,13 @@ class TenantService:
         revision: int | None = None,
     ) -> Tenant:
         """Set the given columns; `revision` is the one that the caller has seen."""
-        async with changing(self._database, by.actor, self._clock) as session:
-            tenant = await found(session, by, tenant_id)
-            check_revision(tenant, revision)
-            await _apply(session, tenant, values)
+        try:
+            async with changing(self._database, by.actor, self._clock) as session:
+                tenant = await found(session, by, tenant_id)
+                check_revision(tenant, revision)
+                await _apply(session, tenant, values)
+        except IntegrityError as error:
+            raise Conflict("there is a tenant of this name already", param="name") from error
         return tenant
 
     async def move(self, by: Administrator, tenant_id: str, state: TenantState) -> Tenant:

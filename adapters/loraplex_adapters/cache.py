@@ -5,6 +5,7 @@ version and copying it to the device happen in worker threads; `poll` alone make
 visible. A version is validated whole before any other loses its slot to it.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -21,6 +22,8 @@ from loraplex_adapters.slabs import DeviceSlabs
 from loraplex_adapters.slots import SlotTable
 from loraplex_adapters.store import AdapterStore
 from loraplex_kernels.lora import LoraSlab
+
+log = logging.getLogger(__name__)
 
 ROWS_PER_SLOT = (
     32  # the rank that every slot may have at once; a wider adapter leaves fewer resident
@@ -209,7 +212,7 @@ class AdapterCache:
             if load.slot is not None:
                 self._slots.cancel(load.slot, load.row_start)
             if error is not None and not isinstance(error, AdapterError | OSError):
-                raise error
+                log.error("loading %s went wrong", version, exc_info=error)
             self._totals = replace(self._totals, failures=self._totals.failures + 1)
             return LoadOutcome(version, _reason(error), seconds)
         weights = load.future.result()
@@ -241,5 +244,8 @@ class AdapterCache:
 def _reason(error: BaseException | None) -> str:
     if error is None:
         return "dropped: the version was dropped while it was loading"
-    code = error.code if isinstance(error, AdapterError) else "unreadable"
-    return f"{code}: {error}"
+    if isinstance(error, AdapterError):
+        return f"{error.code}: {error}"
+    if isinstance(error, OSError):
+        return f"unreadable: {error}"
+    return f"internal: {type(error).__name__} while it was loading"

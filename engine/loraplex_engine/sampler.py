@@ -47,7 +47,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, items: Sequence[ScheduledTokens]) -> Drawn:
         """logits: [num_rows, vocab_size]; items: the plan's items that sample, in the rows' order."""
         adjusted = self._adjust(logits, items)
-        token_ids = adjusted.argmax(-1)
+        token_ids = _most_likely(adjusted)
         hot = [row for row, item in enumerate(items) if item.seq.sampling.temperature > 0]
         if hot:
             params = [items[row].seq.sampling for row in hot]
@@ -80,6 +80,14 @@ class Sampler:
                 banned = self._eos_token_ids.union(params.stop_token_ids)
                 adjusted[row, sorted(banned)] = NEGATIVE_INFINITY
         return adjusted
+
+
+def _most_likely(logits: torch.Tensor) -> torch.Tensor:
+    """argmax of each row, the first of equals; in bfloat16 torch's own takes four times as long on a CPU."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    is_largest = logits == logits.amax(-1, keepdim=True)
+    return torch.from_numpy(is_largest.numpy().argmax(-1))
 
 
 def draw(

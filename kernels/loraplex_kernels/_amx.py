@@ -10,8 +10,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from loraplex_kernels._vector import FLOATS, HALVES, vector
+
 I8, I64 = ir.IntType(8), ir.IntType(64)
-VECTOR, HALF_VECTOR = ir.VectorType(ir.FloatType(), 16), ir.VectorType(ir.IntType(16), 16)
 CONFIG_BYTES = 64
 PALETTE_WORD, ROWS_BYTE, WIDTH_BYTE = 1, 48, 16  # the layout that LDTILECFG reads
 
@@ -105,18 +106,17 @@ def tile_shapes(typingctx: Any, first: Any, second: Any) -> Any:
 
 
 @intrinsic
-def round_16(typingctx: Any, source: Any, target: Any) -> Any:
-    """Store 16 float32 as bfloat16, to the nearest (ties to even, subnormals to zero)."""
+def round_16(typingctx: Any, address: Any, value: Any) -> Any:
+    """Store a vector as bfloat16, to the nearest (ties to even, subnormals to zero)."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values = builder.load(builder.inttoptr(arguments[0], VECTOR.as_pointer()), align=4)
         function = cgutils.get_or_insert_function(
             builder.module,
-            ir.FunctionType(HALF_VECTOR, [VECTOR]),
+            ir.FunctionType(HALVES, [FLOATS]),
             "llvm.x86.avx512bf16.cvtneps2bf16.512",
         )
-        place = builder.inttoptr(arguments[1], HALF_VECTOR.as_pointer())
-        builder.store(builder.call(function, [values]), place, align=2)
+        place = builder.inttoptr(arguments[0], HALVES.as_pointer())
+        builder.store(builder.call(function, [arguments[1]]), place, align=2)
         return context.get_dummy_value()
 
-    return types.none(types.int64, types.int64), codegen
+    return types.none(types.int64, vector), codegen

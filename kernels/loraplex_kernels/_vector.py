@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, overload, register_model
 
-from loraplex_kernels._numba import piece
+from loraplex_kernels._numba import BF16, piece
 
 LANES = 16
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
@@ -202,6 +202,22 @@ def _overload(function: Any, name: str) -> None:
 
 for _function, _name in OPERATIONS.items():
     _overload(_function, _name)
+
+
+@piece
+def load_as(address, dtype):
+    """16 elements of a type known by its code."""
+    if dtype == BF16:
+        return load_bf16(address)
+    return load(address)
+
+
+@piece
+def store_as(address, dtype, value):
+    if dtype == BF16:
+        store_bf16(address, value)
+    else:
+        store(address, value)
 
 
 @piece

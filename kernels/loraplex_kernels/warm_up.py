@@ -4,7 +4,7 @@ from loraplex_kernels._numba import KERNELS
 from loraplex_kernels.device import has_amx, implementation
 
 OPS = ("lora", "attention", "kv_store", "norm", "activation")
-AMX_OPS = ("linear", "attention")
+AMX_OPS = ("linear", "attention", "lora")
 
 
 def warm_up(device_type: str = "cpu") -> None:

@@ -185,6 +185,26 @@ def test_version_deleted_from_disk_fails_with_a_reason(
     assert outcome.error == "unknown_version: The store holds no such version."
 
 
+class FaultyWorkers(Executor):
+    """Every job ends in a fault that nobody foresaw."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+        future.set_exception(ZeroDivisionError("a bug"))
+        return future
+
+
+def test_a_fault_in_a_worker_is_an_outcome_and_logged(
+    versions: list[str], store: AdapterStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = new_cache(store, 1, 1 << 20, FaultyWorkers())
+    [outcome] = load(cache, versions[0])
+    assert outcome.error == "internal: ZeroDivisionError while it was loading"
+    assert "ZeroDivisionError: a bug" in caplog.text
+    assert cache.state(versions[0]) == "absent"
+    assert cache.num_free_slots == 1
+
+
 def test_slot_in_use_is_not_taken(make_cache: MakeCache, versions: list[str]) -> None:
     cache = make_cache(max_loras=1)
     load(cache, versions[0])

@@ -11,7 +11,8 @@ from loraplex_kernels.testing import NUM_TOKENS, RANKS, assert_close, token_slot
 
 NUM_SLOTS = len(RANKS)
 DTYPES = (torch.float32, torch.bfloat16)
-SHAPES = ((72, (96, 24, 24)), (72, (40,)), (33, (50, 50)))  # qkv with GQA, plain, odd widths
+# qkv with GQA, plain, odd widths; then what AMX tiles can serve
+SHAPES = ((72, (96, 24, 24)), (72, (40,)), (33, (50, 50)), (96, (96, 48, 48)), (160, (64,)))
 
 
 def filled_slab(in_features: int, widths: tuple[int, ...], dtype: torch.dtype) -> LoraSlab:
@@ -53,8 +54,9 @@ def test_equals_the_definition(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_token_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
-    slab = filled_slab(72, (96, 24, 24), dtype)
+@pytest.mark.parametrize("in_features", [72, 96])
+def test_a_token_does_not_depend_on_its_neighbours(dtype: torch.dtype, in_features: int) -> None:
+    slab = filled_slab(in_features, (96, 48, 48), dtype)
     x, y = inputs(63, slab)
     slots = token_slots("random", 63, NUM_SLOTS, seed=1)
     together = y.clone()

@@ -8,44 +8,65 @@ from loraplex_kernels._numba import (
     ITEM_BYTES,
     address_of,
     dtype_code,
-    exp,
     kernel,
     load_row,
     piece,
-    pointer_f32,
     store_row,
+)
+from loraplex_kernels._vector import (
+    absolute,
+    exp_vector,
+    if_at_most,
+    load,
+    load_as,
+    splat,
+    store,
+    store_as,
 )
 
 
 @piece
-def _row(dtype, gate_up, out, width, scratch):
-    row = address_of(scratch)
-    gate, up = pointer_f32(row), pointer_f32(row + width * 4)
-    load_row(gate_up, dtype, row, 2 * width)
-    for i in range(width):
-        # exp(-|x|) only: it cannot overflow
-        e = exp(-abs(gate[i]))
-        numerator = np.float32(1) if gate[i] >= 0 else e
-        up[i] *= gate[i] * (numerator / (np.float32(1) + e))
-    store_row(row + width * 4, width, out, dtype)
+def _silu_times(gate, up):
+    one, nothing = splat(np.float32(1)), splat(np.float32(0))
+    e = exp_vector(nothing - absolute(gate))  # of -|gate| only: it cannot overflow
+    return gate * (if_at_most(nothing, gate, one, e) / (one + e)) * up
 
 
 @piece
-def _token(t, dtype, gate_up, out, width):
-    item = ITEM_BYTES[dtype]
-    scratch = np.empty(2 * width, np.float32)
-    _row(dtype, gate_up + t * 2 * width * item, out + t * width * item, width, scratch)
+def _rows(begin, end, dtype, width, gate_up, out):
+    item, whole = ITEM_BYTES[dtype], width // 16 * 16
+    scratch = np.zeros(32, np.float32)  # for what is left over of a row
+    tail = address_of(scratch)
+    for t in range(begin, end):
+        gate, target = gate_up + t * 2 * width * item, out + t * width * item
+        up = gate + width * item
+        for i in range(0, whole * item, 16 * item):
+            value = _silu_times(load_as(gate + i, dtype), load_as(up + i, dtype))
+            store_as(target + i, dtype, value)
+        if whole < width:
+            load_row(gate + whole * item, dtype, tail, width - whole)
+            load_row(up + whole * item, dtype, tail + 64, width - whole)
+            store(tail, _silu_times(load(tail), load(tail + 64)))
+            store_row(tail, width - whole, target + whole * item, dtype)
 
 
-@kernel(f"void({', '.join(['int64'] * 5)})")
-def activate(dtype, num_tokens, width, gate_up, out):
-    for t in numba.prange(num_tokens):
-        _token(t, dtype, gate_up, out, width)
+@kernel(f"void({', '.join(['int64'] * 6)})")
+def activate(dtype, num_tokens, width, gate_up, out, threads):
+    for thread in numba.prange(threads):
+        begin, end = num_tokens * thread // threads, num_tokens * (thread + 1) // threads
+        _rows(begin, end, dtype, width, gate_up, out)
 
 
 def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """As loraplex_kernels.activation.silu_and_multiply, on the CPU."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_tokens, width, dtype=gate_up.dtype)
-    activate(dtype_code(gate_up.dtype), num_tokens, width, gate_up.data_ptr(), out.data_ptr())
+    activate(
+        dtype_code(gate_up.dtype),
+        num_tokens,
+        width,
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        numba.get_num_threads(),
+    )
     return out

@@ -15,6 +15,7 @@ from loraplex_kernels._amx import (
     tile_zero,
 )
 from loraplex_kernels._numba import BF16, address_of, kernel, piece, store_row
+from loraplex_kernels._vector import load
 
 PANEL = 32  # output columns: two tiles, whose weights lie together
 INNER = 32  # elements of the inner dimension in one step
@@ -71,8 +72,8 @@ def _panel(x, x_bytes, num_rows, weight, steps, y, y_bytes, width, scratch):
         for row in range(rows):
             place = y + (first + row) * y_bytes
             if width == PANEL:
-                round_16(sums + row * 128, place)
-                round_16(sums + row * 128 + 64, place + 32)
+                round_16(place, load(sums + row * 128))
+                round_16(place + 32, load(sums + row * 128 + 64))
             else:
                 store_row(sums + row * 128, width, place, BF16)
 

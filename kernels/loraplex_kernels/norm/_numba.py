@@ -11,44 +11,73 @@ from loraplex_kernels._numba import (
     kernel,
     load_row,
     piece,
-    pointer_f32,
     store_row,
+)
+from loraplex_kernels._vector import (
+    fma,
+    load,
+    load_as,
+    splat,
+    store,
+    store_as,
+    sum_lanes,
 )
 
 
 @piece
-def _row(dtype, x, residual, weight, out, width, epsilon, scratch):
-    row = address_of(scratch)
-    h, other = pointer_f32(row), pointer_f32(row + width * 4)
-    load_row(x, dtype, row, width)
-    if residual != 0:
-        load_row(residual, dtype, row + width * 4, width)
-        for i in range(width):
-            h[i] += other[i]
-        store_row(row, width, residual, dtype)
-        load_row(residual, dtype, row, width)
-    load_row(weight, dtype, row + width * 4, width)
-    squares = np.float32(0)
-    for i in range(width):
-        squares += h[i] * h[i]
-    factor = np.float32(1) / np.sqrt(squares / np.float32(width) + epsilon)
-    for i in range(width):
-        h[i] = h[i] * factor * other[i]
-    store_row(row, width, out, dtype)
+def _add(dtype, x, residual, width, tail):
+    """residual += x, rounded; 16 at a time, what is left over through a scratch of two vectors."""
+    step, whole = 16 * ITEM_BYTES[dtype], width // 16 * 16
+    for i in range(whole // 16):
+        at = residual + i * step
+        store_as(at, dtype, load_as(at, dtype) + load_as(x + i * step, dtype))
+    if whole < width:
+        end = whole * ITEM_BYTES[dtype]
+        load_row(residual + end, dtype, tail, width - whole)
+        load_row(x + end, dtype, tail + 64, width - whole)
+        store(tail, load(tail) + load(tail + 64))
+        store_row(tail, width - whole, residual + end, dtype)
 
 
 @piece
-def _token(t, dtype, x, residual, weight, out, width, epsilon):
-    offset = t * width * ITEM_BYTES[dtype]
-    scratch = np.empty(2 * width, np.float32)
-    with_residual = residual + offset if residual != 0 else 0
-    _row(dtype, x + offset, with_residual, weight, out + offset, width, epsilon, scratch)
+def _scale(dtype, h, weight, out, width, epsilon, tail):
+    step, whole = 16 * ITEM_BYTES[dtype], width // 16 * 16
+    end = whole * ITEM_BYTES[dtype]
+    squares = splat(np.float32(0))
+    for i in range(whole // 16):
+        value = load_as(h + i * step, dtype)
+        squares = fma(value, value, squares)
+    if whole < width:
+        load_row(h + end, dtype, tail, width - whole)
+        load_row(weight + end, dtype, tail + 64, width - whole)
+        squares = fma(load(tail), load(tail), squares)
+    mean = sum_lanes(squares) / np.float32(width)
+    factor = splat(np.float32(1) / np.sqrt(mean + epsilon))
+    for i in range(whole // 16):
+        value = load_as(h + i * step, dtype) * factor * load_as(weight + i * step, dtype)
+        store_as(out + i * step, dtype, value)
+    if whole < width:
+        store(tail, load(tail) * factor * load(tail + 64))
+        store_row(tail, width - whole, out + end, dtype)
 
 
-@kernel(f"void({', '.join(['int64'] * 7)}, float32)")
-def normalise(dtype, num_tokens, width, x, residual, weight, out, epsilon):
-    for t in numba.prange(num_tokens):
-        _token(t, dtype, x, residual, weight, out, width, epsilon)
+@piece
+def _rows(begin, end, dtype, width, x, residual, weight, out, epsilon):
+    tail = np.zeros(32, np.float32)
+    for t in range(begin, end):
+        offset = t * width * ITEM_BYTES[dtype]
+        h = x + offset
+        if residual != 0:
+            h = residual + offset
+            _add(dtype, x + offset, h, width, address_of(tail))
+        _scale(dtype, h, weight, out + offset, width, epsilon, address_of(tail))
+
+
+@kernel(f"void({', '.join(['int64'] * 8)}, float32)")
+def normalise(dtype, num_tokens, width, x, residual, weight, out, threads, epsilon):
+    for thread in numba.prange(threads):
+        begin, end = num_tokens * thread // threads, num_tokens * (thread + 1) // threads
+        _rows(begin, end, dtype, width, x, residual, weight, out, epsilon)
 
 
 def rms_norm(
@@ -63,6 +92,7 @@ def rms_norm(
         0 if residual is None else residual.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
+        numba.get_num_threads(),
         epsilon,
     )
     return out

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow bench sim check format
+.PHONY: serve test test-slow bench bench-live bench-neighbour sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -17,6 +17,12 @@ test-slow: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/python tests/bench/bench_cpu.py
+
+bench-live: .venv/.installed
+	$(BIN)/python tests/bench/bench_live.py
+
+bench-neighbour: .venv/.installed
+	$(BIN)/python tests/bench/bench_neighbour.py
 
 sim: .venv/.installed
 	PYTHONPATH=. $(BIN)/python -m tests.sim.run $(SIM)

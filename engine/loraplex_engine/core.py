@@ -134,6 +134,8 @@ class Engine:
         for adapter in plan.loads:
             self.adapters.start_load(adapter)
         self._is_stalled = not plan.items
+        # A fault of a copy would leave KV that nobody can trust: it ends the process.
+        self.runner.copy_blocks(plan.copies)
         if plan.items:
             self._launch(plan)
         else:

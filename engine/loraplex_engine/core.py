@@ -4,6 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from loraplex_engine.adapter_tier import AdapterTier
@@ -29,11 +30,12 @@ from loraplex_engine.messages import (
     SetTenant,
     TenantShare,
 )
-from loraplex_engine.metrics import Meter, sequence_stats
+from loraplex_engine.metrics import Meter
 from loraplex_engine.prefixes import Prefixes
 from loraplex_engine.promptness import EXPIRED, Deadlines, too_late
 from loraplex_engine.runner import Runner, SampledTokens
 from loraplex_engine.scheduling.policy import Policy, PrefixCache, ScheduledTokens, StepPlan
+from loraplex_engine.snapshot import engine_stats, explanation
 
 log = logging.getLogger(__name__)
 
@@ -155,29 +157,14 @@ class Engine:
         """A fresh snapshot; each has its own sequence number."""
         now = self.clock()
         self._stats_number += 1
-        hello, meter = self.served.hello, self._meter
-        return EngineStats(
-            engine_id=self.served.engine_id,
+        live = (each.seq for each in self._live.values())
+        stats = engine_stats(
+            self.served, self.policy, self.kv, self.adapters, self._meter, live, now
+        )
+        return replace(
+            stats,
             sequence_number=self._stats_number,
-            engine_clock_s=now,
-            running=len(self.policy.running),
-            waiting=len(self.policy.waiting),
-            sequences=tuple(
-                sequence_stats(live.seq, self.policy.reason(live.seq), now)
-                for live in self._live.values()
-            ),
-            free_blocks=self.kv.num_free,
-            num_blocks=self.kv.num_blocks,
-            free_slots=self.adapters.num_free_slots,
-            num_slots=hello.max_loras,
-            resident_adapters=tuple(self.adapters.resident),
-            step_s=meter.step_s,
-            steps=meter.steps,
-            tokens=meter.tokens,
-            tokens_by_tenant=meter.tokens_by_tenant,
-            preemptions=meter.preemptions,
-            scheduler=meter.scheduler(self._fairness.jain(now, self.policy.waiting)),
-            spare=meter.spare,
+            scheduler=self._meter.scheduler(self._fairness.jain(now, self.policy.waiting)),
             draining=self._drain_until_s is not None,
             prefixes=tuple(self.prefixes.stats()),
         )
@@ -311,16 +298,7 @@ class Engine:
         live = self._live.get(request_id)
         if live is None:
             return Explanation(request_id, None, None, 0, None)
-        why = self.policy.explain(live.seq, self.clock())
-        return Explanation(
-            request_id,
-            live.seq.phase,
-            why.reason,
-            why.ahead,
-            why.expected_s,
-            why.detail,
-            live.seq.tenant,
-        )
+        return explanation(live.seq, self.policy, self.clock())
 
 
 def _internal(fault: Exception) -> Ending:

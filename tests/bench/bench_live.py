@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.25, help="live requests a second")
     options = parser.parse_args()
     OUT.mkdir(exist_ok=True)
-    with serving(OUT) as server:
+    with serving(OUT / "bench-adapters") as server:
         seen = asyncio.run(run(server, options.requests, options.rate))
     text = report(seen, options.rate)
     (OUT / "bench_live.md").write_text(text)

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     options = parser.parse_args()
     OUT.mkdir(exist_ok=True)
-    with serving(OUT) as server:
+    with serving(OUT / "bench-adapters") as server:
         keys = {TENANT: server.key, QUIET: server.add_tenant(QUIET)}
         served = asyncio.run(run(server, keys, options.seconds))
     total = sum(served.values())

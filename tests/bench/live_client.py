@@ -36,12 +36,10 @@ class Stream:
 
 
 @contextmanager
-def serving(work: Path) -> Iterator[LoraplexServer]:
+def serving(adapters: Path) -> Iterator[LoraplexServer]:
     """`loraplex serve` with SmolLM2 and the sixteen random adapters."""
     model_folder = import_model(DEMO_MODEL, CACHE)
-    adapters = work / "adapters"
-    if not adapters.exists():
-        make_adapters(model_folder, adapters)
+    make_adapters(model_folder, adapters)
     server = LoraplexServer(model_folder, adapters)
     try:
         yield server

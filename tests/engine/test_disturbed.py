@@ -1,6 +1,5 @@
 """Aborts, preemptions, offloads and reloads in any order: nothing leaks, and no token changes."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -213,12 +212,12 @@ def disturb(world: World, examples: int, steps: int) -> dict[str, int]:
 
 
 def test_tokens_are_those_of_an_undisturbed_run(world: World) -> None:
-    disturb(world, examples=8, steps=30)
+    disturb(world, examples=4, steps=25)
 
 
 @pytest.mark.slow
 def test_tokens_are_those_of_an_undisturbed_run_however_long_it_is_tried(world: World) -> None:
-    totals = disturb(world, examples=60, steps=50)
+    totals = disturb(world, examples=20, steps=40)
     assert totals["preemptions"] > totals["offloads"] > 0, "the test does not test"
 
 
@@ -228,21 +227,17 @@ def test_offloaded_work_is_brought_back_and_goes_on_where_it_was(world: World) -
         assert isinstance(engine.policy, Hfs)
         preemptor = engine.policy.preemptor
         preemptor.config = replace(preemptor.config, copy_s_per_block=1e-9)
-        ends = {}
         long = tuple(range(1, 60))
         sampling = SamplingParams(max_tokens=70, temperature=0.0, ignore_eos=True)
         engine.submit(Generate("batch", long, sampling, "acme", "p", "acme", tier="batch"))
-        for _ in range(12):
-            engine.step()
+        events = [event for _ in range(12) for event in engine.step()]
         live = Generate("live", long[::-1], sampling, "globex", "p", "globex", tier="interactive")
         engine.submit(live)
-        said: list[int] = []
-        for event in tokens_of(engine):
-            if isinstance(event, Finished):
-                ends[event.request_id] = event
-            elif event.request_id == "batch":
-                said += event.token_ids
+        events += tokens_of(engine)
         stats = engine.stats()
+    said = [t for e in events if isinstance(e, TokenEvent) for t in e.token_ids]
+    ends = {e.request_id: e for e in events if isinstance(e, Finished)}
     assert stats.scheduler.offloads == stats.preemptions >= 1
     assert ends["batch"].recomputed_tokens == 0
-    assert math.isclose(len(said), 70, abs_tol=12)
+    assert ends["batch"].completion_tokens == ends["live"].completion_tokens == 70
+    assert len(said) == 140

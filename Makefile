@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow test-servers bench sim check format
+.PHONY: serve test test-slow test-servers bench bench-live bench-neighbour sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -20,6 +20,12 @@ test-servers: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/python tests/bench/bench_cpu.py
+
+bench-live: .venv/.installed
+	$(BIN)/python tests/bench/bench_live.py
+
+bench-neighbour: .venv/.installed
+	$(BIN)/python tests/bench/bench_neighbour.py
 
 sim: .venv/.installed
 	PYTHONPATH=. $(BIN)/python -m tests.sim.run $(SIM)

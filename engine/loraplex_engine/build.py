@@ -9,7 +9,7 @@ from uuid import uuid4
 import torch
 
 from loraplex_engine.adapter_tier import AdapterTier
-from loraplex_engine.calibration import calibrate
+from loraplex_engine.calibration import calibrate, time_copies
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
 from loraplex_engine.detokenizer import TokenDecoder
@@ -30,6 +30,8 @@ from loraplex_kernels.warm_up import warm_up
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CPU_TOKENS_PER_SEQ = 512  # KV held for each of max_num_seqs when nothing else is said
 CPU_MEMORY_SHARE = 4  # at most a quarter of what is available goes to KV
+HOST_MEMORY_SHARE = 8  # and an eighth to that of preempted work
+MOST_HOST_BYTES = 4 * 2**30
 
 
 class Capacity(NamedTuple):
@@ -39,6 +41,7 @@ class Capacity(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     num_blocks: int
+    num_host_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +91,23 @@ def build_engine(
     kv_shape = _kv_shape(config, model)
     capacity = fit(config, model, kv_shape)
     kv = PagedKv(capacity.num_blocks, config.block_size, caching=config.enable_prefix_caching)
+    arena = model.device.allocate_kv(kv_shape, capacity.num_blocks)
+    host = model.device.allocate_host_kv(kv_shape, capacity.num_host_blocks)
     limits = SchedulerConfig(
-        max_num_seqs=capacity.max_num_seqs, max_num_batched_tokens=capacity.max_num_batched_tokens
+        max_num_seqs=capacity.max_num_seqs,
+        max_num_batched_tokens=capacity.max_num_batched_tokens,
+        num_host_blocks=capacity.num_host_blocks,
+        copy_s_per_block=time_copies(model.device, arena, host),
+        copy_overlap=0.0,  # copies and steps share one stream
     )
     policy = make_policy(config.scheduling_policy, kv, adapters, limits)
     runner = ModelRunner(
         model.decoder,
-        model.device.allocate_kv(kv_shape, capacity.num_blocks),
+        arena,
         adapters,
         sampler or Sampler(model.config.eos_token_ids),
         model.device,
+        host,
     )
     if is_calibrated:
         calibrate(
@@ -155,7 +165,27 @@ def fit(config: EngineConfig, model: LoadedModel, kv_shape: KvShape) -> Capacity
         raise InvalidConfig(
             f"max_model_len is {config.max_model_len} tokens; the KV cache holds {pool_tokens}"
         )
-    return Capacity(min(wanted_len, pool_tokens), max_num_seqs, max_num_batched_tokens, num_blocks)
+    return Capacity(
+        min(wanted_len, pool_tokens),
+        max_num_seqs,
+        max_num_batched_tokens,
+        num_blocks,
+        _num_host_blocks(config, model, kv_shape, num_blocks),
+    )
+
+
+def _num_host_blocks(
+    config: EngineConfig, model: LoadedModel, kv_shape: KvShape, num_blocks: int
+) -> int:
+    """Blocks of the host tier; only preempted work needs them, and hfs alone preempts to it."""
+    if config.scheduling_policy != "hfs":
+        return 0
+    budget = config.host_kv_bytes
+    if budget is None:
+        spare = model.device.host_memory().available_bytes // HOST_MEMORY_SHARE
+        wanted = MOST_HOST_BYTES if model.device.is_cuda else num_blocks * kv_shape.block_bytes // 2
+        budget = min(spare, wanted)
+    return budget // kv_shape.block_bytes
 
 
 def _kv_shape(config: EngineConfig, model: LoadedModel) -> KvShape:

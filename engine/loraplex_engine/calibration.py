@@ -1,9 +1,11 @@
 """The first steps of an engine, timed before anybody waits: the first plans then know their length."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
+from loraplex_engine.device import Device, LayerKv
 from loraplex_engine.messages import SamplingParams
 from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import Runner
@@ -11,8 +13,25 @@ from loraplex_engine.scheduling.policy import Policy, StepPlan, take
 from loraplex_engine.sequence import Sequence
 
 CHUNKS = (64, 64, 128)  # tokens of one prompt, one chunk after the other
+COPIED_BLOCKS = 16
 LONGEST_S = 3.0
 LEAST_STEPS = 3  # even where they take longer
+
+
+def time_copies(device: Device, arena: list[LayerKv], host: list[LayerKv]) -> float:
+    """Seconds that a block takes from the device to the host and back, per way."""
+    num_blocks = min(COPIED_BLOCKS, len(arena[0].k), len(host[0].k))
+    if num_blocks == 0:
+        return math.inf
+    pairs = [(block, block) for block in range(num_blocks)]
+    started_s = 0.0
+    for _ in range(2):  # the first round pays for touching the memory
+        started_s = time.perf_counter()
+        for source, target in ((arena, host), (host, arena)):
+            done = device.copy_blocks(source, target, pairs)
+            if done is not None:
+                done.synchronize()
+    return (time.perf_counter() - started_s) / (2 * num_blocks)
 
 
 def calibrate(

@@ -24,6 +24,7 @@ class EngineConfig:
     block_size: int = 16  # tokens
     gpu_memory_utilization: float = 0.9  # of the device's memory, weights and slots included
     cpu_kv_cache_bytes: int | None = None  # the CPU's twin of gpu_memory_utilization
+    host_kv_bytes: int | None = None  # for KV of preempted work; None: what the host can spare
     enable_prefix_caching: bool = True
     max_loras: int = 8  # device slots
     max_lora_rank: int = 64
@@ -52,6 +53,8 @@ class EngineConfig:
             )
         if not self.max_queue_s > 0:
             raise InvalidConfig(f"max_queue_s must be positive, not {self.max_queue_s}")
+        if self.host_kv_bytes is not None:
+            _check_at_least("host_kv_bytes", self.host_kv_bytes, 0)
         if self.cpu_kv_cache_bytes is not None:
             _check_at_least("cpu_kv_cache_bytes", self.cpu_kv_cache_bytes, 1)
 

@@ -1,14 +1,14 @@
 """The engine's loop: commands in, one step at a time, events out. Knows no socket and no clock of its own."""
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from loraplex_engine.adapter_tier import AdapterTier
+from loraplex_engine.fairness import Fairness
 from loraplex_engine.intake import Served, live_request, refusal
 from loraplex_engine.live_request import Ending, LiveRequest
 from loraplex_engine.messages import (
@@ -28,15 +28,17 @@ from loraplex_engine.messages import (
     PreloadAdapter,
     RegisterPrefix,
     SetTenant,
+    TenantShare,
 )
-from loraplex_engine.metrics import Meter, sequence_stats
+from loraplex_engine.metrics import Meter
 from loraplex_engine.prefixes import Prefixes
+from loraplex_engine.promptness import EXPIRED, Deadlines, too_late
 from loraplex_engine.runner import Runner, SampledTokens
 from loraplex_engine.scheduling.policy import Policy, PrefixCache, ScheduledTokens, StepPlan
+from loraplex_engine.snapshot import engine_stats, explanation
 
 log = logging.getLogger(__name__)
 
-EXPIRED = Ending("error", error="timeout", message="the request's time is over")
 DRAINING = Ending("error", error="unavailable", message="the engine is draining")
 
 
@@ -72,9 +74,10 @@ class Engine:
         self.prefixes = Prefixes(kv, served)
         self._live: dict[str, LiveRequest] = {}
         self._events: list[Event] = []
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines = Deadlines()
         self._in_flight: deque[_InFlight] = deque()
         self._meter = Meter(served.max_num_batched_tokens)
+        self._fairness = Fairness(self._meter.service_of)
         self._stats_number = 0
         self._drain_until_s: float | None = None
         self._is_stalled = False
@@ -105,7 +108,7 @@ class Engine:
             case Abort(request_id):
                 self._end(request_id, Ending("abort"))
             case SetTenant(share):
-                self.policy.set_share(share)
+                self._set_share(share)
             case RegisterPrefix():
                 self._register(command)
             case DropPrefix(prefix_id):
@@ -126,13 +129,15 @@ class Engine:
     def step(self) -> list[Event]:
         """Plan, compute and judge one step; returns all events since the last call."""
         self._poll_adapters()
-        self._expire()
+        for request_id in self._deadlines.take_due(self.clock()):
+            self._end(request_id, EXPIRED)
         self._drain()
-        plan = self.policy.schedule(self.clock())
-        self._meter.preemptions += len(plan.preemptions)
+        plan = self._schedule()
         for adapter in plan.loads:
             self.adapters.start_load(adapter)
         self._is_stalled = not plan.items
+        # A fault of a copy would leave KV that nobody can trust: it ends the process.
+        self.runner.copy_blocks(plan.copies)
         if plan.items:
             self._launch(plan)
         else:
@@ -142,32 +147,24 @@ class Engine:
         events, self._events = self._events, []
         return events
 
+    def _schedule(self) -> StepPlan:
+        started_s = self.clock()
+        plan = self.policy.schedule(started_s)
+        self._meter.observe_plan(plan, self.clock() - started_s)
+        return plan
+
     def stats(self) -> EngineStats:
         """A fresh snapshot; each has its own sequence number."""
         now = self.clock()
         self._stats_number += 1
-        hello, meter = self.served.hello, self._meter
-        return EngineStats(
-            engine_id=self.served.engine_id,
+        live = (each.seq for each in self._live.values())
+        stats = engine_stats(
+            self.served, self.policy, self.kv, self.adapters, self._meter, live, now
+        )
+        return replace(
+            stats,
             sequence_number=self._stats_number,
-            engine_clock_s=now,
-            running=len(self.policy.running),
-            waiting=len(self.policy.waiting),
-            sequences=tuple(
-                sequence_stats(live.seq, self.policy.reason(live.seq), now)
-                for live in self._live.values()
-            ),
-            free_blocks=self.kv.num_free,
-            num_blocks=self.kv.num_blocks,
-            free_slots=self.adapters.num_free_slots,
-            num_slots=hello.max_loras,
-            resident_adapters=tuple(self.adapters.resident),
-            step_s=meter.step_s,
-            steps=meter.steps,
-            tokens=meter.tokens,
-            tokens_by_tenant=meter.tokens_by_tenant,
-            preemptions=meter.preemptions,
-            spare=meter.spare,
+            scheduler=self._meter.scheduler(self._fairness.jain(now, self.policy.waiting)),
             draining=self._drain_until_s is not None,
             prefixes=tuple(self.prefixes.stats()),
         )
@@ -185,13 +182,19 @@ class Engine:
             self._events.append(live.finished(ending, now))
             return
         if request.share is not None:
-            self.policy.set_share(request.share)
+            self._set_share(request.share)
         self._live[request.request_id] = live
         self.policy.add(live.seq, now)
-        if request.remaining_s is not None:
-            heappush(self._deadlines, (now + request.remaining_s, request.request_id))
+        self._deadlines.add(request, now)
         if request.tier != "batch":
-            self._refuse_if_late(request, now)
+            expected_s = self.policy.explain(live.seq, now).expected_s
+            ending = too_late(request, expected_s, self.served.max_queue_s)
+            if ending is not None:
+                self._end(request.request_id, ending)
+
+    def _set_share(self, share: TenantShare) -> None:
+        self.policy.set_share(share)
+        self._fairness.weights[share.tenant] = share.weight
 
     def _register(self, command: RegisterPrefix) -> None:
         live = self.prefixes.register(command, self.clock())
@@ -199,26 +202,6 @@ class Engine:
             self._end(live.seq.request_id, Ending("abort"))  # an earlier prefix of this id
             self._live[live.seq.request_id] = live
             self.policy.add(live.seq, self.clock())
-
-    def _refuse_if_late(self, request: Generate, now: float) -> None:
-        """Say at once what would not start in time; batch work may wait."""
-        patience_s = self.served.max_queue_s
-        if request.remaining_s is not None:
-            patience_s = min(patience_s, request.remaining_s)
-        if math.isinf(patience_s):
-            return
-        expected_s = self.policy.explain(self._live[request.request_id].seq, now).expected_s
-        if expected_s is not None and expected_s > patience_s:
-            text = f"the queue takes {expected_s:.0f} s, the request can wait {patience_s:.0f} s"
-            retry_after_s = max(1.0, expected_s - patience_s)
-            ending = Ending("error", error="overloaded", message=text, retry_after_s=retry_after_s)
-            self._end(request.request_id, ending)
-
-    def _expire(self) -> None:
-        """End what has had its time."""
-        now = self.clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            self._end(heappop(self._deadlines)[1], EXPIRED)
 
     def _launch(self, plan: StepPlan) -> None:
         now = self.clock()
@@ -315,16 +298,7 @@ class Engine:
         live = self._live.get(request_id)
         if live is None:
             return Explanation(request_id, None, None, 0, None)
-        why = self.policy.explain(live.seq, self.clock())
-        return Explanation(
-            request_id,
-            live.seq.phase,
-            why.reason,
-            why.ahead,
-            why.expected_s,
-            why.detail,
-            live.seq.tenant,
-        )
+        return explanation(live.seq, self.policy, self.clock())
 
 
 def _internal(fault: Exception) -> Ending:

@@ -66,6 +66,9 @@ class Device:
             return Memory(total, available)
         return _host_memory()
 
+    def host_memory(self) -> Memory:
+        return _host_memory()
+
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> list[LayerKv]:
         """An arena of blocks on the device; its contents are undefined."""
         return _arena(shape, num_blocks, self.torch_device)
@@ -83,9 +86,17 @@ class Device:
         target: Sequence[LayerKv],
         blocks: Sequence[tuple[int, int]],
     ) -> torch.cuda.Event | None:
-        """Copy (source, target) blocks of all layers; until the event, if any, both must stay as they are."""
+        """Copy (source, target) blocks of all layers, targets all different.
+
+        On CUDA copies and steps take place in the order in which they are asked for, so a block may
+        be given away at once; whoever else looks at one waits for the event.
+        """
+        from_blocks, to_blocks = [block for block, _ in blocks], [block for _, block in blocks]
         for from_layer, to_layer in zip(source, target, strict=True):
             for from_kv, to_kv in zip(from_layer, to_layer, strict=True):
+                if not self.is_cuda:
+                    to_kv[to_blocks] = from_kv[from_blocks]
+                    continue
                 for from_block, to_block in blocks:
                     to_kv[to_block].copy_(from_kv[from_block], non_blocking=True)
         if not self.is_cuda:

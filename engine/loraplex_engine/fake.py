@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 from loraplex_engine.errors import EngineUnavailable
+from loraplex_engine.fake_prefixes import BLOCK, FakePrefixes
 from loraplex_engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -21,7 +22,6 @@ from loraplex_engine.messages import (
     FinishReason,
     Generate,
     Hello,
-    PrefixStats,
     RegisterPrefix,
     SequencePhase,
     SequenceStats,
@@ -29,8 +29,6 @@ from loraplex_engine.messages import (
     TokenEvent,
     TokenLogprob,
 )
-
-BLOCK = 16  # tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -101,8 +99,7 @@ class FakeEngine:
         self._is_up = True
         self._life = 0
         self._running: dict[str, FakeSequence] = {}
-        self._prefixes: set[tuple[str, str | None, tuple[int, ...]]] = set()
-        self._registered: dict[str, tuple[RegisterPrefix, PrefixStats]] = {}
+        self._prefixes = FakePrefixes()
         self._failures: asyncio.Queue[AdapterFailed] = asyncio.Queue()
         self._stats_count = 0
 
@@ -142,7 +139,7 @@ class FakeEngine:
             step_s=self.step_s,
             steps=self.num_generated,
             tokens=TokenCounters(completion=self.num_generated),
-            prefixes=tuple(stats for _, stats in self._registered.values()),
+            prefixes=self._prefixes.stats,
             spare=self.spare,
         )
 
@@ -151,7 +148,6 @@ class FakeEngine:
         self._is_up = False
         self._life += 1
         self._prefixes.clear()
-        self._registered.clear()
 
     def come_back(self) -> None:
         self._is_up = True
@@ -164,8 +160,7 @@ class FakeEngine:
         if not self._is_up:
             raise EngineUnavailable
         self.requests.append(request)
-        cached_tokens = self._cached_tokens(request)
-        self._count_prefixes(request, cached_tokens)
+        cached_tokens = self._prefixes.look_up(request)
         sequence = FakeSequence(request, self._life, time.monotonic(), cached_tokens)
         error = self._refusal(request)
         if error is not None:
@@ -188,9 +183,9 @@ class FakeEngine:
             case Abort(request_id) if request_id in self._running:
                 self._running[request_id].is_aborted = True
             case RegisterPrefix():
-                self._register(command)
+                self._prefixes.register(command)
             case DropPrefix(prefix_id):
-                self._registered.pop(prefix_id, None)
+                self._prefixes.drop(prefix_id)
 
     async def explain(self, request_id: str) -> Explanation:
         running = self._running.get(request_id)
@@ -227,7 +222,7 @@ class FakeEngine:
             )
         if stop is not None:
             reason = "stop"
-        self._remember(sequence.request, sequence.request.prompt_ids)
+        self._prefixes.remember(sequence.request)
         yield _finished(sequence, reason, stop_reason=stop)
 
     def _live(self, sequence: FakeSequence) -> None:
@@ -255,36 +250,6 @@ class FakeEngine:
             return ()
         top = tuple(((token_id + i) % self._vocab.stop, -0.5 - i) for i in range(count))
         return (TokenLogprob(token_id, -0.5, top),)
-
-    def _cached_tokens(self, request: Generate) -> int:
-        ids = request.prompt_ids
-        for end in range((len(ids) - 1) // BLOCK * BLOCK, 0, -BLOCK):
-            if (request.cache_scope, request.adapter, ids[:end]) in self._prefixes:
-                return end
-        return 0
-
-    def _remember(self, request: Generate | RegisterPrefix, ids: tuple[int, ...]) -> None:
-        for end in range(BLOCK, len(ids) + 1, BLOCK):
-            self._prefixes.add((request.cache_scope, request.adapter, ids[:end]))
-
-    def _register(self, command: RegisterPrefix) -> None:
-        self._remember(command, command.token_ids)
-        warm = len(command.token_ids) // BLOCK * BLOCK
-        stats = PrefixStats(command.prefix_id, command.tenant, warm, warm, 0, 0, 0)
-        self._registered[command.prefix_id] = (command, stats)
-
-    def _count_prefixes(self, request: Generate, cached_tokens: int) -> None:
-        for prefix_id, (prefix, seen) in self._registered.items():
-            begins = request.prompt_ids[: seen.num_tokens] == prefix.token_ids[: seen.num_tokens]
-            is_own = (request.cache_scope, request.adapter) == (prefix.cache_scope, prefix.adapter)
-            if begins and is_own:
-                counted = replace(
-                    seen,
-                    requests=seen.requests + 1,
-                    hits=seen.hits + (cached_tokens >= seen.num_tokens),
-                    saved_tokens=seen.saved_tokens + min(cached_tokens, seen.num_tokens),
-                )
-                self._registered[prefix_id] = (prefix, counted)
 
     def _stats_of(self, sequence: FakeSequence) -> SequenceStats:
         return SequenceStats(

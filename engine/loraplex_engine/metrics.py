@@ -1,11 +1,16 @@
 """What the engine counts about itself, from which EngineStats is made."""
 
+import logging
 from collections import Counter, defaultdict
+from dataclasses import replace
 
-from loraplex_engine.messages import SequenceStats, TokenCounters, WaitReason
+from loraplex_engine.messages import SchedulerStats, SequenceStats, TokenCounters, WaitReason
 from loraplex_engine.scheduling.policy import StepPlan
 from loraplex_engine.sequence import Sequence
 
+log = logging.getLogger(__name__)
+
+SLOW = 5.0  # times its prediction: something is wrong with the step, or with the prediction
 SMOOTHING = 0.1  # weight of the newest step
 
 
@@ -17,6 +22,7 @@ class Meter:
         self.step_s = 0.0
         self.spare = 1.0
         self.preemptions = 0
+        self._plans = SchedulerStats()
         self._budget = max_num_batched_tokens
         self._by_tenant: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
@@ -30,6 +36,39 @@ class Meter:
         self.steps += 1
         self.step_s += weight * (seconds - self.step_s)
         self.spare += weight * (max(0.0, 1 - live / self._budget) - self.spare)
+        if plan.predicted_s:
+            self._observe_forecast(plan, seconds)
+
+    def observe_plan(self, plan: StepPlan, seconds: float) -> None:
+        """The plan took `seconds` to make."""
+        seen = self._plans
+        self.preemptions += len(plan.preemptions)
+        self._plans = replace(
+            seen,
+            schedule_s=seen.schedule_s + SMOOTHING * (seconds - seen.schedule_s),
+            offloads=seen.offloads + sum(p.mode == "offload" for p in plan.preemptions),
+        )
+
+    def _observe_forecast(self, plan: StepPlan, seconds: float) -> None:
+        """The watchdog: a step that took far longer than planned is written down."""
+        seen, ratio = self._plans, seconds / plan.predicted_s
+        is_slow = ratio > SLOW
+        if is_slow:
+            what = (seconds, plan.predicted_s, len(plan.items), plan.num_tokens)
+            log.warning("a step took %.3f s instead of %.3f: %d sequences, %d tokens", *what)
+        self._plans = replace(
+            seen,
+            forecast_error=seen.forecast_error + SMOOTHING * (abs(ratio - 1) - seen.forecast_error),
+            slow_steps=seen.slow_steps + is_slow,
+        )
+
+    def scheduler(self, jain: float) -> SchedulerStats:
+        return replace(self._plans, jain=jain)
+
+    def service_of(self, tenant: str) -> int:
+        """Prompt tokens computed and twice the tokens generated: what fairness counts."""
+        counts = self._by_tenant[tenant]
+        return counts["prompt"] - counts["cached"] + 2 * counts["completion"]
 
     @property
     def tokens(self) -> TokenCounters:

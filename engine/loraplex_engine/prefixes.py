@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from loraplex_engine.intake import Served, live_request
+from loraplex_engine.intake import Served, live_request, refusal
 from loraplex_engine.live_request import LiveRequest
 from loraplex_engine.messages import Generate, PrefixStats, RegisterPrefix, SamplingParams
 from loraplex_engine.scheduling.policy import PrefixCache
@@ -34,8 +34,11 @@ class Prefixes:
         if known is not None and known.command == command:
             return None
         self.drop(command.prefix_id)
-        live = self._warming(command, now)
-        keys = self._kv.block_keys(live.seq)
+        request = self._warming(command)
+        live = live_request(request, self._served, now)
+        live.is_internal = True
+        is_possible = refusal(request, self._served) is None
+        keys = self._kv.block_keys(live.seq) if is_possible else []
         size = self._kv.block_size
         stats = PrefixStats(command.prefix_id, command.tenant, len(keys) * size, 0, 0, 0, 0)
         registered = _Registered(command, live.seq.cache_root, keys, stats)
@@ -69,10 +72,10 @@ class Prefixes:
             num_warm = self._kv.num_cached_of(registered.keys)
             yield replace(registered.stats, warm_tokens=num_warm * self._kv.block_size)
 
-    def _warming(self, command: RegisterPrefix, now: float) -> LiveRequest:
+    def _warming(self, command: RegisterPrefix) -> Generate:
         """Its blocks, and one token that nobody sees; batch work of the tenant's."""
         num_tokens = len(command.token_ids) // self._kv.block_size * self._kv.block_size
-        request = Generate(
+        return Generate(
             request_id=f"prefix:{command.prefix_id}",
             prompt_ids=command.token_ids[:num_tokens],
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
@@ -82,6 +85,3 @@ class Prefixes:
             tier="batch",
             adapter=command.adapter,
         )
-        live = live_request(request, self._served, now)
-        live.is_internal = True
-        return live

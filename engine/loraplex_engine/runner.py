@@ -1,7 +1,8 @@
 """The seam between the engine's loop and the device: launch a plan, collect its tokens."""
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, groupby
+from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from loraplex_engine.device import Device, LayerKv
 from loraplex_engine.messages import TokenLogprob
 from loraplex_engine.model.decoder import Decoder
 from loraplex_engine.sampler import Drawn
-from loraplex_engine.scheduling.policy import ScheduledTokens, StepPlan
+from loraplex_engine.scheduling.policy import BlockCopy, ScheduledTokens, StepPlan
 
 Handle = TypeVar("Handle")
 
@@ -26,6 +27,10 @@ class SampledTokens(NamedTuple):
 
 class Runner(Protocol[Handle]):
     """Computes steps. The next step may be launched before the last one is collected."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Start copies between device and host, in their order and before what is launched next."""
+        ...
 
     def launch(self, plan: StepPlan) -> Handle:
         """Start computing the plan; its sequences' block tables are final until it is collected."""
@@ -59,13 +64,25 @@ class ModelRunner:
         adapters: AdapterTier,
         sampler: TokenSampler,
         device: Device,
+        host_kv: list[LayerKv] | None = None,
     ) -> None:
         self.decoder = decoder
         self.kv = kv
         self.adapters = adapters
         self.sampler = sampler
         self.device = device
+        self.host_kv = host_kv
         self._block_size = kv[0].k.shape[2]
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for direction, run in groupby(copies, key=attrgetter("direction")):
+            assert self.host_kv is not None, "the policy has no host blocks to name"
+            pairs = [(copy.source, copy.target) for copy in run]
+            if direction == "to_host":
+                self.device.copy_blocks(self.kv, self.host_kv, pairs)
+            else:
+                self.device.copy_blocks(self.host_kv, self.kv, pairs)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepHandle:

@@ -42,14 +42,18 @@ class LoraplexServer:
             stderr=subprocess.STDOUT,
         )
         self._wait_until_ready()
-        self._run("tenants", "create", TENANT)
-        self.key = self._run("keys", "create", "--tenant", TENANT).splitlines()[-1]
+        self.key = self.add_tenant(TENANT)
         for folder in sorted(adapters.iterdir()):
             self._run("adapters", "add", "--tenant", TENANT, "--name", folder.name, str(folder))
         self.base_model = json.loads((Path(self.home.name) / "demo.json").read_text())["base_model"]
 
     def serve(self, requests: list[Request]) -> list[Timeline]:
         return asyncio.run(self._serve(requests))
+
+    def add_tenant(self, name: str) -> str:
+        """Its key; it uses the base model."""
+        self._run("tenants", "create", name)
+        return self._run("keys", "create", "--tenant", name).splitlines()[-1]
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)

@@ -13,7 +13,7 @@ from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import SampledTokens
 from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.policies import PolicyName, make_policy
-from loraplex_engine.scheduling.policy import StepPlan
+from loraplex_engine.scheduling.policy import BlockCopy, StepPlan
 
 VOCAB_SIZE = 128
 EOS = 0
@@ -33,6 +33,10 @@ class ScriptedRunner:
     rule: Callable[[Any], int]
     faults: list[str] = field(default_factory=list)  # "launch" or "collect", one per step
     plans: list[StepPlan] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        self.copies += copies
 
     def launch(self, plan: StepPlan) -> StepPlan:
         self.plans.append(plan)

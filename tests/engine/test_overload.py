@@ -139,3 +139,47 @@ def test_a_share_changed_live_changes_who_comes_next() -> None:
         order += [e.request_id for e in world.step() if isinstance(e, Finished)]
     share = sum(name.startswith("globex") for name in order) / len(order)
     assert 0.6 < share < 0.9
+
+
+def test_a_step_far_beyond_its_forecast_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    world = slow()
+    assert world.engine.stats().scheduler.forecast_error < 1.0
+    before = world.engine.stats().scheduler.slow_steps
+    world.engine.submit(asking("r"))
+    world.step()
+    world.clock.now += 30.0  # the next step hangs
+    launch = world.runner.launch
+
+    def hang(plan: StepPlan) -> StepPlan:
+        world.clock.now += 30.0
+        return launch(plan)
+
+    world.runner.launch = hang  # type: ignore[method-assign]
+    world.step()
+    assert world.engine.stats().scheduler.slow_steps == before + 1
+    assert "a step took 31.0" in caplog.text
+
+
+def test_jain_tells_one_from_the_other() -> None:
+    """First come, first served lets a flood starve the other tenant; fair order does not."""
+    found = {}
+    for policy in ("fcfs", "hfs"):
+        world = Scripted(
+            policy=policy,  # type: ignore[arg-type]
+            max_num_seqs=1,
+            num_blocks=256,
+            max_num_batched_tokens=64,
+        )
+        world.engine.stats()
+        for i in range(300):
+            world.engine.submit(asking(f"flood {i}"))
+        for i in range(300):
+            world.engine.submit(asking(f"other {i}", tenant="globex"))
+        world.clock.now += 61.0
+        world.engine.stats()  # a window begins
+        for _ in range(2500):
+            world.step()
+        world.clock.now += 61.0
+        found[policy] = world.engine.stats().scheduler.jain
+    assert found["fcfs"] == pytest.approx(0.5, abs=0.05)
+    assert found["hfs"] > 0.9

@@ -179,7 +179,10 @@ class Hfs:
 
     def _checkpoint(self, draft: Draft) -> None:
         """Copy batch work's full blocks out, as many as the step hides."""
-        limit = int(self.model.predict(draft.load) / self.config.copy_s_per_block)
+        hidden_s = self.config.copy_overlap * self.model.predict(draft.load)
+        limit = int(hidden_s / self.config.copy_s_per_block)
+        if limit == 0:
+            return
         for request in list(self._uncopied):
             if request.is_admitted:
                 copies = self.preemptor.host.checkpoint(request, limit)
@@ -191,6 +194,8 @@ class Hfs:
 
     def _copy_s(self, plan: StepPlan) -> float:
         """Time that copies which the forward pass does not hide add to the step."""
+        if not plan.copies:
+            return 0.0
         exposed = 1 - self.config.copy_overlap
         to_device = sum(copy.direction == "to_device" for copy in plan.copies)
         return to_device * exposed * self.config.copy_s_per_block

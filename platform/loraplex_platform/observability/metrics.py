@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -135,6 +135,28 @@ class EngineCollector(Collector):
         yield _by_tier(stats, "loraplex_waiting", "Sequences that wait.", is_waiting=True)
         used = 1.0 - stats.free_blocks / stats.num_blocks if stats.num_blocks else 0.0
         yield GaugeMetricFamily("loraplex_kv_usage_ratio", "Blocks in use, 0 to 1.", used)
+        yield from _of_scheduler(stats)
+
+
+def _of_scheduler(stats: EngineStats) -> Iterator[Metric]:
+    seen = stats.scheduler
+    gauges = (
+        ("loraplex_schedule_seconds", "Time to plan a step, smoothed.", seen.schedule_s),
+        ("loraplex_step_seconds", "Time of a step, smoothed.", stats.step_s),
+        ("loraplex_forecast_error_ratio", "|step / forecast - 1|, smoothed.", seen.forecast_error),
+        ("loraplex_fairness_jain", "Of weighted service among waiting tenants.", seen.jain),
+        ("loraplex_spare_ratio", "Part of a step that live traffic leaves.", stats.spare),
+    )
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(name, text, value)
+    slow = "Steps that took over five times their forecast."
+    yield CounterMetricFamily("loraplex_slow_steps", slow, seen.slow_steps)
+    preempted = CounterMetricFamily("loraplex_preemptions", "By what became of KV.", labels=("kv",))
+    preempted.add_metric(("offloaded",), seen.offloads)
+    preempted.add_metric(("dropped",), stats.preemptions - seen.offloads)
+    yield preempted
+    waste = "Tokens computed again after a preemption."
+    yield CounterMetricFamily("loraplex_recomputed_tokens", waste, stats.tokens.recomputed)
 
 
 def _by_tier(stats: EngineStats, name: str, text: str, *, is_waiting: bool) -> Metric:

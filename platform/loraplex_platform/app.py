@@ -55,8 +55,10 @@ from loraplex_platform.tenants.live_shares import LiveShares
 from loraplex_platform.tenants.projects import ProjectService
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.budget_service import BudgetService
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.spending import Spending
 from loraplex_platform.usage.spool import Spool
 
 BATCH_GRACE_S = 3.0  # for lines at work when the process is told to stop
@@ -80,9 +82,10 @@ def create_app(
     store = open_store(
         settings.redis_url, settings.redis_timeout_s, settings.workers, limiter_metrics.degraded
     )
-    gate = Gate(store, UsageHistory(database, clock))
     prices = PriceService(database, clock)
+    gate = Gate(store, UsageHistory(database, clock, Spending(prices)))
     meter = Meter(database, Books(prices, clock), Spool(settings.home / "spool"))
+    budgets = BudgetService(database, clock, Spending(prices))
     rejections = RejectionLog(database, clock)
     tenant_limiter = TenantLimiter(
         gate,
@@ -90,6 +93,7 @@ def create_app(
         rejections,
         limiter_metrics,
         settings.claim_ttl_s,
+        prices,
     )
     inference = InferenceService(
         settings=settings,
@@ -109,7 +113,7 @@ def create_app(
         model=model,
         database=database,
         limiter=limiter
-        or line_limiter(settings, database, clock, gate, rejections, limiter_metrics),
+        or line_limiter(settings, database, clock, gate, rejections, limiter_metrics, prices),
         metrics=metrics,
         secrets=secrets,
         files=file_service,
@@ -123,12 +127,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
+        await meter.recover()  # what a killed process left counts before anything is admitted
         jobs.start()
         running = [
             asyncio.create_task(run())
             for run in (
                 rejections.run,
                 meter.run,
+                budgets.run,
                 authenticator.uses.run,
                 shares.run,
                 warmth.run,

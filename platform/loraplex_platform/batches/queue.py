@@ -26,7 +26,7 @@ from loraplex_platform.batches.shares import Candidate, share
 from loraplex_platform.db.database import Database
 from loraplex_platform.files.service import FileService
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.usage.meter import Meter
+from loraplex_platform.usage.books import Books
 
 log = structlog.get_logger(__name__)
 RECOVERED_AT_ONCE = 1000
@@ -49,11 +49,11 @@ class Ended(NamedTuple):
 
 class LineQueue:
     def __init__(
-        self, database: Database, files: FileService, meter: Meter, clock: Clock, lease_s: float
+        self, database: Database, files: FileService, books: Books, clock: Clock, lease_s: float
     ) -> None:
         self._database = database
         self._files = files
-        self._meter = meter
+        self._books = books
         self._clock = clock
         self._lease = timedelta(seconds=lease_s)
 
@@ -101,7 +101,7 @@ class LineQueue:
                     log.warning("batch_line_discarded", batch=claim.batch_id, line=claim.line_no)
                     continue
                 if isinstance(closed, Done):
-                    await self._meter.write(session, closed.facts)
+                    await self._books.post(session, [closed.facts])
                 counts[claim.batch_id].update(_counts(closed, claim))
             return await _add(batches, counts, now)
 

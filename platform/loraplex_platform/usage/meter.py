@@ -9,7 +9,6 @@ from typing import Literal, Protocol
 import structlog
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.database import Database
 from loraplex_platform.usage.books import Books
@@ -72,16 +71,16 @@ class Meter:
             self._spool.written(segment)
         return None
 
-    async def write(self, session: AsyncSession, facts: UsageFacts) -> None:
-        """The same within the caller's transaction, who knows that it is the first time."""
-        await self._books.post(session, [facts])
+    async def recover(self) -> None:
+        """Drain now if the database is there."""
+        with suppress(*DATABASE_AWAY):  # the spool keeps it until the next time
+            await self.drain()
 
     async def run(self) -> None:
-        """Drains from time to time, until it is cancelled."""
+        """Recovers from time to time, until it is cancelled."""
         while True:
-            with suppress(*DATABASE_AWAY):  # the spool keeps it until the next time
-                await self.drain()
             await asyncio.sleep(DRAIN_EVERY_S)
+            await self.recover()
 
     async def drain(self) -> int:
         """Write what this process, or one that is gone, left in the spool; returns the segments.

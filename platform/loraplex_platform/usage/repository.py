@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from typing import Literal, NamedTuple
 
 from sqlalchemy import func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,9 +13,20 @@ from loraplex_platform.db.upsert import MAX_PARAMETERS, add_up, insert_into
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 from loraplex_platform.usage.periods import Period
+from loraplex_platform.usage.prices import Sku
+from loraplex_platform.usage.rating import Tokens
 from loraplex_platform.usage.rollups import Sums
 
 PAGE = 2_000  # events read at once
+Level = Literal["key", "project", "tenant"]
+
+
+class Total(NamedTuple):
+    """What was used of one SKU, under the name that clients gave it."""
+
+    model: str
+    sku: Sku
+    tokens: Tokens
 
 
 class UsageRepository:
@@ -100,6 +112,39 @@ class UsageRepository:
         if key_id is not None:
             statement = statement.where(UsageQuarter.key_id == key_id)
         return (await self._session.scalars(statement.order_by(UsageQuarter.bucket))).all()
+
+    async def totals(
+        self, tenant_id: str, period: Period, level: Level = "tenant", subject: str | None = None
+    ) -> list[Total]:
+        """Of one tenant, or one of its projects or keys, by model and SKU.
+
+        The period starts and ends with quarter hours.
+        """
+        start, end = period
+        statement = across_tenants(UsageQuarter).where(
+            UsageQuarter.tenant_id == tenant_id,
+            UsageQuarter.bucket >= start,
+            UsageQuarter.bucket < end,
+        )
+        if level != "tenant":
+            column = UsageQuarter.project_id if level == "project" else UsageQuarter.key_id
+            statement = statement.where(column == subject)
+        sold_as = (
+            UsageQuarter.model,
+            UsageQuarter.base_model,
+            UsageQuarter.adapter,
+            UsageQuarter.tier,
+        )
+        sums = (
+            func.sum(UsageQuarter.uncached_prompt_tokens),
+            func.sum(UsageQuarter.cached_prompt_tokens),
+            func.sum(UsageQuarter.completion_tokens),
+        )
+        grouped = statement.with_only_columns(*sold_as, *sums).group_by(*sold_as).order_by(*sold_as)
+        return [
+            Total(model, Sku(base, adapter, tier), Tokens(*map(int, sums)))  # type: ignore[arg-type]
+            for model, base, adapter, tier, *sums in await self._session.execute(grouped)
+        ]
 
     async def first_quarter(self, tenant_id: str) -> datetime | None:
         first = across_tenants(UsageQuarter).where(UsageQuarter.tenant_id == tenant_id)

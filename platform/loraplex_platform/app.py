@@ -54,10 +54,14 @@ from loraplex_platform.rest.idempotency import Idempotency
 from loraplex_platform.tenants.live_shares import LiveShares
 from loraplex_platform.tenants.projects import ProjectService
 from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage import endpoints as usage
 from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.budget_service import BudgetService
+from loraplex_platform.usage.exports import ExportService
+from loraplex_platform.usage.invoice_service import InvoiceService
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.reports import Reports
 from loraplex_platform.usage.spending import Spending
 from loraplex_platform.usage.spool import Spool
 
@@ -178,6 +182,16 @@ def create_app(
     )
     app.state.meter = meter
     app.state.prices = prices
+    app.state.budgets = budgets
+    app.state.reports = Reports(database, clock)
+    app.state.invoices = InvoiceService(database, clock, settings.invoice_issuer)
+    app.state.exports = ExportService(
+        database,
+        clock,
+        settings.home / "exports",
+        issuer=settings.invoice_issuer,
+        region=settings.region,
+    )
     app.state.gate = gate
     app.state.rejections = rejections
     app.state.files = file_service
@@ -196,6 +210,8 @@ def create_app(
     app.include_router(files.router)
     app.include_router(control)
     app.include_router(batches.router)
+
+    app.include_router(usage.router)
     return app
 
 

@@ -18,7 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.principal import Principal
 from loraplex_platform.tenants.models import Tenant
+from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage import event_rows, focus
 from loraplex_platform.usage.billing_models import InvoiceRow
 from loraplex_platform.usage.billing_repository import BillingRepository
@@ -90,6 +92,14 @@ class ExportService:
         self._folder = folder
         self._issuer = issuer
         self._region = region
+
+    async def write_for(
+        self, principal: Principal, month: Month, kind: Kind, format: Format
+    ) -> Path:
+        """The principal's own."""
+        async with self._database.reading() as session:
+            tenant = await TenantRepository(session).own(principal)
+        return await self.write(tenant, month, kind, format)
 
     async def write(
         self,

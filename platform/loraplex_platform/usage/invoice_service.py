@@ -41,6 +41,13 @@ class Month:
     year: int
     month: int
 
+    @classmethod
+    def of(cls, year: int, month: int) -> "Month":
+        """Raises InvalidRequest where there is no such month."""
+        if not (2000 <= year <= 9998 and 1 <= month <= 12):
+            raise InvalidRequest(f"no such month: {year}-{month}", param="month")
+        return cls(year, month)
+
     def period(self, zone: ZoneInfo) -> Period:
         return month_of(self.year, self.month, zone)
 

@@ -92,14 +92,7 @@ class UsageRepository:
         first, last = (await self._session.execute(ends)).one()
         return None if first is None else Period(first, last)
 
-    async def quarters(
-        self,
-        tenant_id: str,
-        period: Period,
-        *,
-        project_id: str | None = None,
-        key_id: str | None = None,
-    ) -> Sequence[UsageQuarter]:
+    async def quarters(self, tenant_id: str, period: Period) -> Sequence[UsageQuarter]:
         """Of one tenant, oldest first; the period starts and ends with quarter hours."""
         start, end = period
         statement = across_tenants(UsageQuarter).where(
@@ -107,10 +100,6 @@ class UsageRepository:
             UsageQuarter.bucket >= start,
             UsageQuarter.bucket < end,
         )
-        if project_id is not None:
-            statement = statement.where(UsageQuarter.project_id == project_id)
-        if key_id is not None:
-            statement = statement.where(UsageQuarter.key_id == key_id)
         return (await self._session.scalars(statement.order_by(UsageQuarter.bucket))).all()
 
     async def totals(
@@ -146,9 +135,20 @@ class UsageRepository:
             for model, base, adapter, tier, *sums in await self._session.execute(grouped)
         ]
 
-    async def first_quarter(self, tenant_id: str) -> datetime | None:
-        first = across_tenants(UsageQuarter).where(UsageQuarter.tenant_id == tenant_id)
-        return await self._session.scalar(first.with_only_columns(func.min(UsageQuarter.bucket)))
+    async def sums(
+        self,
+        table: type[UsageQuarter] | type[UsageMinute],
+        period: Period,
+        tenant_id: str | None,
+    ) -> AsyncIterator[UsageQuarter | UsageMinute]:
+        """Of one tenant or of all, a page in memory at a time."""
+        start, end = period
+        statement = across_tenants(table).where(table.bucket >= start, table.bucket < end)
+        if tenant_id is not None:
+            statement = statement.where(table.tenant_id == tenant_id)
+        rows = await self._session.stream_scalars(statement.execution_options(yield_per=PAGE))
+        async for row in rows:
+            yield row
 
     async def latencies(
         self, period: Period, tenant_id: str | None = None

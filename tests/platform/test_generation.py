@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import httpx2
 import pytest
 from fastapi import FastAPI
-from openai import APIError, BadRequestError, InternalServerError
+from openai import APIError, InternalServerError
 from tests.platform_stand import Seeded, Served, letter_engine, listening, usage_of
 
 from loraplex_engine.fake import FakeEngine

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from tests.platform_stand import home_like
 from tests.usage_stand import NOON, add_adapter_of, any_facts, facts, post, two_tenants
 
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest
+from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import BillingProfile, InvoiceLine, InvoiceRow, Tenant
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.credit_service import CreditService
@@ -205,8 +207,8 @@ def test_events_ledger_and_invoices_agree_to_the_pico_dollar(
     migrated: Path, events: list[UsageFacts], zone: str, num_late: int, credit_cents: int
 ) -> None:
     async def story(database: Database) -> None:
-        async with database.unit_of_work() as session:
-            tenant = Tenant(id="a", name="a", weight=1, max_tier="batch", created_at=NOON)
+        tenant = Tenant(id="a", name="a", state="active", created_at=NOON)
+        async with changing(database, COMMAND_LINE.actor, ManualClock()) as session:
             session.add(tenant)
         start = NOON - timedelta(days=60)
         await add_adapter_of(database, "a", num_bytes=123_456_789, created_at=start)

@@ -10,10 +10,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from loraplex_engine.messages import TIERS
+from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import ManualClock, SystemClock
-from loraplex_platform.models import LedgerEntry, PriceBookRow, UsageEvent, UsageQuarter
+from loraplex_platform.models import Adapter, LedgerEntry, PriceBookRow, UsageEvent, UsageQuarter
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.facts import UsageFacts
@@ -109,6 +110,31 @@ async def add_book(database: Database, book: PriceBook) -> None:
                 effective_from=book.effective_from,
                 content=book.to_json(),
                 created_at=book.effective_from,
+            )
+        )
+
+
+async def add_adapter_of(
+    database: Database,
+    tenant_id: str,
+    *,
+    num_bytes: int,
+    created_at: datetime,
+    name: str = "support",
+) -> None:
+    """An adapter as the catalogue remembers it."""
+    async with database.unit_of_work() as session:
+        await AdapterRepository(session).add(
+            Adapter(
+                id=f"adp_{tenant_id}_{name}",
+                tenant_id=tenant_id,
+                name=name,
+                version=f"version-{name}",
+                rank=8,
+                num_bytes=num_bytes,
+                manifest={},
+                created_at=created_at,
+                updated_at=created_at,
             )
         )
 

@@ -136,6 +136,7 @@ def upgrade() -> None:
         sa.Column("item", sa.String(), nullable=False),
         sa.Column("quantity", sa.BigInteger(), nullable=False),
         sa.Column("pico", sa.BigInteger(), nullable=False),
+        sa.Column("list_pico", sa.BigInteger(), nullable=False),
         sa.Column("is_void", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(
             ["invoice_id"], ["invoice.id"], name=op.f("fk_invoice_line_invoice_id")

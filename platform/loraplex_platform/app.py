@@ -54,9 +54,15 @@ from loraplex_platform.rest.idempotency import Idempotency
 from loraplex_platform.tenants.live_shares import LiveShares
 from loraplex_platform.tenants.projects import ProjectService
 from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage import endpoints as usage
 from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.budget_service import BudgetService
+from loraplex_platform.usage.exports import ExportService
+from loraplex_platform.usage.invoice_service import InvoiceService
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.reports import Reports
+from loraplex_platform.usage.spending import Spending
 from loraplex_platform.usage.spool import Spool
 from loraplex_platform.webhooks.outbox import Outbox
 from loraplex_platform.webhooks.sender import Sender
@@ -83,10 +89,11 @@ def create_app(
     store = open_store(
         settings.redis_url, settings.redis_timeout_s, settings.workers, limiter_metrics.degraded
     )
-    gate = Gate(store, UsageHistory(database, clock))
     prices = PriceService(database, clock)
+    gate = Gate(store, UsageHistory(database, clock, Spending(prices)))
     books = Books(prices, clock)
     meter = Meter(database, books, Spool(settings.home / "spool"))
+    budgets = BudgetService(database, clock, Spending(prices))
     rejections = RejectionLog(database, clock)
     tenant_limiter = TenantLimiter(
         gate,
@@ -94,6 +101,7 @@ def create_app(
         rejections,
         limiter_metrics,
         settings.claim_ttl_s,
+        prices,
     )
     inference = InferenceService(
         settings=settings,
@@ -113,7 +121,7 @@ def create_app(
         model=model,
         database=database,
         limiter=limiter
-        or line_limiter(settings, database, clock, gate, rejections, limiter_metrics),
+        or line_limiter(settings, database, clock, gate, rejections, limiter_metrics, prices),
         metrics=metrics,
         secrets=secrets,
         files=file_service,
@@ -130,12 +138,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
+        await meter.recover()  # what a killed process left counts before anything is admitted
         jobs.start()
         running = [
             asyncio.create_task(run())
             for run in (
                 rejections.run,
                 meter.run,
+                budgets.run,
                 authenticator.uses.run,
                 shares.run,
                 warmth.run,
@@ -181,6 +191,16 @@ def create_app(
     )
     app.state.meter = meter
     app.state.prices = prices
+    app.state.budgets = budgets
+    app.state.reports = Reports(database, clock)
+    app.state.invoices = InvoiceService(database, clock, settings.invoice_issuer)
+    app.state.exports = ExportService(
+        database,
+        clock,
+        settings.home / "exports",
+        issuer=settings.invoice_issuer,
+        region=settings.region,
+    )
     app.state.gate = gate
     app.state.rejections = rejections
     app.state.files = file_service
@@ -199,6 +219,8 @@ def create_app(
     app.include_router(files.router)
     app.include_router(control)
     app.include_router(batches.router)
+
+    app.include_router(usage.router)
     return app
 
 

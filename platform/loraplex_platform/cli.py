@@ -10,6 +10,7 @@ from loraplex_adapters.store import AdapterStore
 from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.service import CatalogueService
+from loraplex_platform.cli_billing import billing
 from loraplex_platform.cli_limits import limits
 from loraplex_platform.cli_operators import operators
 from loraplex_platform.cli_plans import plans
@@ -42,6 +43,8 @@ app.add_typer(models, name="models")
 app.add_typer(limits, name="limits")
 app.add_typer(operators, name="operators")
 app.add_typer(plans, name="plans")
+
+app.add_typer(billing, name="billing")
 
 ModelOption = Annotated[
     str | None, typer.Option(help="A Hugging Face folder or hub id; the demo model when absent.")

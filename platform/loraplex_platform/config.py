@@ -31,6 +31,7 @@ class Settings:
     redis_timeout_s: float = 0.1  # then a request goes on without it
     workers: int = 1  # API processes
     region: str = "local"
+    invoice_issuer: str = "Loraplex"  # who stands on invoices and in exports
     model: str | None = None  # folder or hub id; None: the demo model
     served_model_name: str | None = None  # the base model's id; None: its folder's name
     engine_address: str | None = None  # ipc://PATH or tcp://HOST:PORT; None: a socket in home
@@ -111,6 +112,7 @@ TEXT = (
     "database_url",
     "redis_url",
     "region",
+    "invoice_issuer",
     "model",
     "served_model_name",
     "engine_address",

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.platform_stand import home_like
@@ -73,7 +73,7 @@ async def books_after(home: Settings, batches: list[list[UsageFacts]]) -> tuple[
     return state
 
 
-@hypothesis_settings(max_examples=10, deadline=None)
+@hypothesis_settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.lists(any_facts(("a", "b")), min_size=1, max_size=12), st.data())
 def test_order_repetition_and_delay_change_nothing(
     migrated: Path, events: list[UsageFacts], data: st.DataObject

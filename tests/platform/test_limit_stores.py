@@ -19,6 +19,7 @@ from tests.platform.limit_stores import (
 )
 
 from loraplex_platform.admission.limits import (
+    BUDGET_PER_DAY,
     Charge,
     Claim,
     Dimension,
@@ -338,3 +339,22 @@ async def test_redis_keys_share_one_slot_and_expire(redis_url: str) -> None:
     assert {name[:12] for name in names} == {b"lpx:{ten_a}:"}
     assert all(0 < lifetime <= 31 * 24 * HOUR_MS for lifetime in lifetimes)
     await shared.close()
+
+
+async def test_a_window_ends_when_its_limit_says_and_the_next_is_new(store: LimitStore) -> None:
+    now = NOON_MS
+    first, second = (
+        Limit(BUDGET_PER_DAY, "tenant", TENANT, 100, ends_ms=now + n * MINUTE_MS) for n in (1, 2)
+    )
+
+    def spend(id: str, limit: Limit, nano: int) -> Claim:
+        return Claim(id, TENANT, (Charge(limit, nano),))
+
+    assert (await store.reserve(spend("a", first, 60), 600, now_ms=now)).admitted
+    refused = await store.reserve(spend("b", first, 60), 600, now_ms=now + 1)
+    assert [(r.used, r.wait_ms) for r in refused.readings] == [(60, MINUTE_MS - 1)]
+    later = now + MINUTE_MS
+    assert (await store.reserve(spend("b", second, 60), 600, now_ms=later)).admitted
+    assert await store.settle(spend("a", first, 60), {"spend": 99}, now_ms=later)
+    [reading] = await store.read(TENANT, [Charge(second, 0)], now_ms=later)
+    assert reading.used == 60

@@ -7,15 +7,27 @@ from typing import Literal
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.admission.limits import DIMENSIONS, Kind, Level, Limit
+from loraplex_platform.admission.limits import (
+    BUDGET_PER_DAY,
+    BUDGET_PER_MONTH,
+    DIMENSIONS,
+    Dimension,
+    Kind,
+    Level,
+    Limit,
+)
 from loraplex_platform.admission.repository import LimitRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.remembered import Remembered
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.tenants.repository import TenantRepository
+from loraplex_platform.usage.budgets import Budget, BudgetRepository
+from loraplex_platform.usage.money import nano_of
+from loraplex_platform.usage.periods import Span
 
 CACHE_S = 0.5  # how long a changed limit may go unseen: commands promise a second
+BUDGETS: dict[Span, Dimension] = {"day": BUDGET_PER_DAY, "month": BUDGET_PER_MONTH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +35,7 @@ class EffectiveLimit:
     """A limit, and where its value comes from."""
 
     limit: Limit
-    source: Literal["override", "rule", "plan"]
+    source: Literal["override", "rule", "plan", "budget"]
     until: datetime | None = None  # when an override ends
 
 
@@ -72,7 +84,9 @@ async def effective_limits(
         found[override.level, override.dimension] = EffectiveLimit(
             limit, "override", override.expires_at
         )
-    return tuple(found.values())
+    budgets = await BudgetRepository(session).binding(principal)
+    hard = [EffectiveLimit(_budget(b, now), "budget") for b in budgets if b.is_hard]
+    return (*found.values(), *hard)
 
 
 async def _plan_limits(session: AsyncSession, principal: Principal) -> dict[str, int]:
@@ -85,3 +99,13 @@ async def _plan_limits(session: AsyncSession, principal: Principal) -> dict[str,
 def _limit(level: str, subject: str, dimension: str, value: int, strict: bool = False) -> Limit:
     known: Level = level  # type: ignore[assignment]  # the service wrote a Level
     return Limit(DIMENSIONS[dimension], known, subject, value, strict)
+
+
+def _budget(budget: Budget, now: datetime) -> Limit:
+    return Limit(
+        dimension=BUDGETS[budget.span],
+        level=budget.level,
+        subject=budget.subject,
+        value=nano_of(budget.pico),
+        ends_ms=int(budget.window(now).end.timestamp()) * 1000,
+    )

@@ -19,6 +19,7 @@ from loraplex_platform.admission.store import LimitStore, StoreUnavailable
 
 FIRST_OUTPUT_TOKENS = 256  # the estimate for a tenant and adapter of which nothing is known
 FIRST_HELD_S = 1.0
+FITTINGS = 3  # others take what was left meanwhile
 
 # What a limit's subject used since the present calendar period began, from the durable records.
 History = Callable[[str, Limit], Awaitable[int]]
@@ -69,6 +70,11 @@ class Gate:
             outcome = await self._store.reserve(claim, need.ttl_s)
             if self._history is not None and any(r.is_unseeded for r in outcome.readings):
                 outcome = await self._reserve_with_history(claim, need.ttl_s, outcome)
+            for _ in range(FITTINGS):
+                fitted = None if outcome.admitted else _fitted(claim, need, outcome.readings)
+                if fitted is None:
+                    break
+                claim, outcome = fitted, await self._store.reserve(fitted, need.ttl_s)
         except StoreUnavailable:
             return _unavailable(claim.charges)
         if outcome.admitted:
@@ -134,6 +140,23 @@ class Gate:
         # The oldest one was taken a time to live before its expiry and runs as long as its like.
         usual_s = self._held_s.estimate(need.tenant) or FIRST_HELD_S
         return min(wait_s, max(FIRST_HELD_S, wait_s - need.ttl_s + usual_s))
+
+
+def _fitted(claim: Claim, need: Need, readings: Sequence[Reading]) -> Claim | None:
+    """The claim with its estimates cut to what windows have left; None where that does not help.
+
+    An estimate must not turn away a request that its budget could pay: only the firm part must fit.
+    """
+    charges = []
+    for (limit, amount), reading in zip(claim.charges, readings, strict=True):
+        if reading.wait_ms != 0:
+            firm = need.amounts[limit.dimension.unit] - need.estimates.get(limit.dimension.unit, 0)
+            room = limit.value - reading.used
+            if limit.dimension.kind != "window" or room < max(1, firm):
+                return None
+            amount = min(amount, room)
+        charges.append(Charge(limit, amount))
+    return dataclasses.replace(claim, charges=tuple(charges))
 
 
 def _unavailable(charges: tuple[Charge, ...]) -> Rejection:

@@ -3,7 +3,7 @@
 -- KEYS[1]                    the claim: "<reserved at>|<settle until>"
 -- KEYS[2i], KEYS[2i + 1]     charge i: its state (hash) and its holds (sorted set by expiry)
 -- ARGV[1..4]                 operation, now in ms ('' is this server's clock), claim id, ttl in ms
--- ARGV[5i .. 5i + 4]         charge i: kind, limit, amount, actual, period in ms
+-- ARGV[5i .. 5i + 4]         charge i: kind, limit, amount, actual, period in ms (a window's: its end)
 --
 -- A rate is GCRA in its leaky-bucket form, in whole numbers: `level` is in amount * period, and
 -- every millisecond takes `limit` from it. A hold is a member "<id>|<amount>".
@@ -33,7 +33,9 @@ local function next_month(day)
 end
 
 -- When the calendar period that contains `at` ends; a lease has none.
-local function period_end(kind, at)
+local function period_end(c, at)
+  local kind = c.kind
+  if kind == 'window' then return c.period end
   local day = math.floor(at / DAY)
   if kind == 'day' then return (day + 1) * DAY end
   if kind == 'month' then return next_month(day) * DAY end
@@ -61,7 +63,7 @@ for i = 1, (#KEYS - 1) / 2 do
     if c.ends and (c.ends > now or c.kind == 'lease') then
       c.settled, c.held, c.seeded = tonumber(state[2]), tonumber(state[3]), tonumber(state[4])
     else
-      c.ends, c.settled, c.held, c.seeded = period_end(c.kind, now), 0, 0, 0
+      c.ends, c.settled, c.held, c.seeded = period_end(c, now), 0, 0, 0
       redis.call('DEL', c.holds)
     end
     local gone = redis.call('ZRANGEBYSCORE', c.holds, '-inf', now)
@@ -175,7 +177,7 @@ function steps.settle()
     else
       local member = id .. '|' .. string.format('%.0f', c.amount)
       if redis.call('ZREM', c.holds, member) == 1 then c.held = c.held - c.amount end
-      if c.kind ~= 'lease' and period_end(c.kind, reserved_at) == c.ends then
+      if c.kind ~= 'lease' and period_end(c, reserved_at) == c.ends then
         c.settled = c.settled + c.actual
       end
     end

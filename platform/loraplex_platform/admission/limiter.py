@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from loraplex_engine.messages import Tier
 from loraplex_platform.admission.limits import Claim
 from loraplex_platform.kit.principal import Principal
+from loraplex_platform.usage.prices import Sku
+from loraplex_platform.usage.rating import FREE, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class Demand:
     tier: Tier
     prompt_tokens: int
     max_tokens: int  # the most it may generate, over all its sequences
+    sku: Sku | None = None  # what it is sold as; None: it costs nothing
+    started_at: datetime | None = None  # whose prices hold; None: now
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Actual:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    paid: Tokens = FREE
 
 
 @dataclass(frozen=True, slots=True)

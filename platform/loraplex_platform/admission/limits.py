@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-Kind = Literal["rate", "lease", "day", "month", "stock"]
+Kind = Literal["rate", "lease", "day", "month", "window", "stock"]
 Level = Literal["key", "project", "tenant"]
 Code = Literal["rate_limit_exceeded", "insufficient_quota"]
 
@@ -23,6 +23,7 @@ class Dimension:
     rate: GCRA, a full bucket of `value` that refills in `period_s`. lease: what unfinished requests
     hold. day, month: what was settled since the calendar period began (UTC), plus what is held.
     stock: what exists; no request takes any, it is checked where more of it is made.
+    window: the same for a period whose end the limit tells, as a day of the tenant's own zone.
     """
 
     name: str
@@ -38,6 +39,13 @@ TOKENS_PER_MINUTE = Dimension("tokens_per_minute", "tokens", "rate")
 CONCURRENT_REQUESTS = Dimension("concurrent_requests", "running", "lease")
 QUEUED_REQUESTS = Dimension("queued_requests", "queued", "lease")
 TOKENS_PER_DAY = Dimension("tokens_per_day", "tokens", "day")
+# In nano-USD: 2^53 of them are nine million dollars.
+BUDGET_PER_DAY = Dimension(
+    "budget_per_day", "spend", "window", code="insufficient_quota", strict=True
+)
+BUDGET_PER_MONTH = Dimension(
+    "budget_per_month", "spend", "window", code="insufficient_quota", strict=True
+)
 TOKENS_PER_MONTH = Dimension("tokens_per_month", "tokens", "month", code="insufficient_quota")
 ADAPTER_BYTES = Dimension("adapter_bytes", "adapter_bytes", "stock", code="insufficient_quota")
 # What waits in batch jobs: counted in their own tables, because it outlives every process.
@@ -66,6 +74,7 @@ class Limit:
     subject: str  # the id of the key, project or tenant
     value: int
     strict: bool = False
+    ends_ms: int = 0  # of a window: Unix time
 
     def __post_init__(self) -> None:
         scale = self.dimension.period_s * 1000 if self.dimension.kind == "rate" else 1
@@ -75,6 +84,16 @@ class Limit:
     @property
     def name(self) -> str:
         return f"{self.dimension.name}:{self.level}:{self.subject}"
+
+    @property
+    def key(self) -> str:
+        """What its state is kept under: each window has a state of its own."""
+        return f"{self.name}:{self.ends_ms}" if self.dimension.kind == "window" else self.name
+
+    def period_end_ms(self, now_ms: int) -> int:
+        """When the period that contains this moment ends; 0 where there are no periods."""
+        kind = self.dimension.kind
+        return self.ends_ms if kind == "window" else period_end_ms(kind, now_ms)
 
     @property
     def is_strict(self) -> bool:

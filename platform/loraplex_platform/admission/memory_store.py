@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loraplex_platform.admission.limits import Charge, Claim, Outcome, Reading, period_end_ms
+from loraplex_platform.admission.limits import Charge, Claim, Outcome, Reading
 
 SWEEP_EVERY = 4096  # reservations
 
@@ -68,7 +68,7 @@ class Holds:
     def advance(self, charge: Charge, now_ms: int) -> None:
         kind = charge.limit.dimension.kind
         if kind != "lease" and self.ends_ms <= now_ms:
-            self.ends_ms, self.settled = period_end_ms(kind, now_ms), 0
+            self.ends_ms, self.settled = charge.limit.period_end_ms(now_ms), 0
             self.is_seeded = False
             self.held, self.holds = 0, {}
         if now_ms >= self.next_expiry_ms:
@@ -97,7 +97,7 @@ class Holds:
         _, amount = self.holds.pop(claim_id, (0, 0))
         self.held -= amount
         kind = charge.limit.dimension.kind
-        if kind != "lease" and period_end_ms(kind, reserved_at_ms) == self.ends_ms:
+        if kind != "lease" and charge.limit.period_end_ms(reserved_at_ms) == self.ends_ms:
             self.settled += actual
 
     def used(self, charge: Charge) -> int:
@@ -217,4 +217,4 @@ def _empty(charge: Charge) -> Bucket | Holds:
 
 
 def _key(tenant: str, charge: Charge) -> str:
-    return f"{tenant}:{charge.limit.name}"
+    return f"{tenant}:{charge.limit.key}"

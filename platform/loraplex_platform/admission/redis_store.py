@@ -78,10 +78,11 @@ class RedisStore:
         arguments: list[str | int] = [operation, "" if now_ms is None else now_ms]
         arguments += [claim.id, math.ceil(ttl_s * 1000)]
         for limit, amount in claim.charges:
-            keys += [f"{prefix}{limit.name}", f"{prefix}{limit.name}:holds"]
+            keys += [f"{prefix}{limit.key}", f"{prefix}{limit.key}:holds"]
             dimension = limit.dimension
             used = actual.get(dimension.unit, amount)
-            arguments += [dimension.kind, limit.value, amount, used, dimension.period_s * 1000]
+            period = limit.ends_ms if dimension.kind == "window" else dimension.period_s * 1000
+            arguments += [dimension.kind, limit.value, amount, used, period]
         done, *numbers = await self._run(keys, arguments)
         readings = tuple(
             Reading(used, reset, None if wait < 0 else wait, is_new == 1)

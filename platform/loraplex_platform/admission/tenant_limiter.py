@@ -1,15 +1,21 @@
 """The limiter of the API: every request meets the limits of its key, project and tenant."""
 
 import time
+from collections.abc import Iterable, Sequence
 
 from loraplex_platform.admission.effective import EffectiveLimits
 from loraplex_platform.admission.gate import Gate
 from loraplex_platform.admission.headers import limit_headers
 from loraplex_platform.admission.limiter import Actual, Demand, Reservation
-from loraplex_platform.admission.limits import Need, Rejection
+from loraplex_platform.admission.limits import Limit, Need, Rejection
 from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.kit.errors import Overloaded, QuotaExceeded, RateLimited
+from loraplex_platform.usage.money import nano_of
+from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.rating import Tokens
+
+NANO = 10**9  # nano-USD in a dollar
 
 
 class TenantLimiter:
@@ -22,18 +28,20 @@ class TenantLimiter:
         rejections: RejectionLog,
         metrics: LimiterMetrics,
         claim_ttl_s: float,
+        prices: PriceService,
     ) -> None:
         self._gate = gate
         self._limits = limits
         self._rejections = rejections
         self._metrics = metrics
         self._claim_ttl_s = claim_ttl_s
+        self._prices = prices
 
     async def reserve(self, demand: Demand) -> Reservation:
         """One round trip to the store; raises RateLimited, QuotaExceeded or Overloaded."""
         limits = await self._limits.of(demand.principal)
         started_s = time.perf_counter()
-        answer = await self._gate.admit(self._need(demand), limits)
+        answer = await self._gate.admit(await self._need(demand, limits), limits)
         self._metrics.took(time.perf_counter() - started_s)
         if isinstance(answer, Rejection):
             self._metrics.rejected(answer.limit.dimension.name, demand.tier)
@@ -58,23 +66,36 @@ class TenantLimiter:
             await self._gate.settle(claim, claim.unused())
             return
         took = actual.prompt_tokens + actual.completion_tokens
-        await self._gate.settle(claim, {"tokens": took})
+        used = {"tokens": took}
+        if _is_priced(charge.limit for charge in claim.charges):
+            used["spend"] = await self._nano(demand, actual.paid)
+        await self._gate.settle(claim, used)
         for limit, reserved in claim.charges:
             if limit.dimension.unit == "tokens":
                 self._metrics.estimated(reserved, took)
                 break
 
-    def _need(self, demand: Demand) -> Need:
+    async def _need(self, demand: Demand, limits: Sequence[Limit]) -> Need:
         tenant = demand.principal.tenant_id
         estimate = self._gate.estimate_output(tenant, demand.model, demand.max_tokens)
-        tokens = demand.prompt_tokens + estimate
-        return Need(
-            id=demand.request_id,
-            tenant=tenant,
-            amounts={"requests": 1, "running": 1, "queued": 1, "tokens": tokens},
-            ttl_s=self._claim_ttl_s,
-            estimates={"tokens": estimate},
-        )
+        amounts = {"requests": 1, "running": 1, "queued": 1}
+        amounts["tokens"] = demand.prompt_tokens + estimate
+        estimates = {"tokens": estimate}
+        if _is_priced(limits):
+            estimates["spend"] = await self._nano(demand, Tokens(completion=estimate))
+            prompt = await self._nano(demand, Tokens(uncached_prompt=demand.prompt_tokens))
+            amounts["spend"] = prompt + estimates["spend"]
+        return Need(demand.request_id, tenant, amounts, self._claim_ttl_s, estimates)
+
+    async def _nano(self, demand: Demand, tokens: Tokens) -> int:
+        if demand.sku is None:
+            return 0
+        tenant_id, sku = demand.principal.tenant_id, demand.sku
+        return nano_of(await self._prices.quote(tenant_id, sku, tokens, demand.started_at))
+
+
+def _is_priced(limits: Iterable[Limit]) -> bool:
+    return any(limit.dimension.unit == "spend" for limit in limits)
 
 
 def error_of(rejection: Rejection, model: str) -> RateLimited | Overloaded:
@@ -84,6 +105,12 @@ def error_of(rejection: Rejection, model: str) -> RateLimited | Overloaded:
     if rejection.reason == "store_unavailable":
         message = f"The limit on {what} of this {limit.level} cannot be checked at the moment."
         return Overloaded(message, retry_after_s=wait_s or 1.0)
+    if limit.dimension.unit == "spend":
+        return QuotaExceeded(
+            f"You exceeded the {what} of this {limit.level}: "
+            f"${limit.value / NANO:.4f}, of which ${rejection.used / NANO:.4f} are used or reserved.",
+            retry_after_s=wait_s,
+        )
     message = (
         f"Rate limit reached for {model} on {what} of this {limit.level}: "
         f"Limit {limit.value}, Used {rejection.used}, Requested {rejection.requested}."

@@ -26,6 +26,7 @@ from loraplex_platform.openai.resolver import Resolver
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
 from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.price_service import PriceService
 
 
 class CeleryNotInstalled(Exception):
@@ -52,10 +53,11 @@ def line_limiter(
     gate: Gate,
     rejections: RejectionLog,
     metrics: LimiterMetrics,
+    prices: PriceService,
 ) -> TenantLimiter:
     """Lines take from daily and monthly budgets; the rates are for live requests alone."""
-    limits = EffectiveLimits(database, clock, kinds=("day", "month"))
-    return TenantLimiter(gate, limits, rejections, metrics, settings.claim_ttl_s)
+    limits = EffectiveLimits(database, clock, kinds=("day", "month", "window"))
+    return TenantLimiter(gate, limits, rejections, metrics, settings.claim_ttl_s, prices)
 
 
 def assemble_dispatcher(

@@ -52,6 +52,11 @@ class AdapterRepository:
         versions = living.with_only_columns(Adapter.version, Adapter.num_bytes).distinct()
         return sum(row.num_bytes for row in await self._session.execute(versions))
 
+    async def ever_of_tenant(self, tenant_id: str) -> Sequence[Adapter]:
+        """With those that were removed: what was stored is paid for."""
+        statement = across_tenants(Adapter).where(Adapter.tenant_id == tenant_id)
+        return (await self._session.scalars(statement.order_by(Adapter.created_at))).all()
+
     async def is_version_used(self, version: str) -> bool:
         """Whether any tenant has a name for it."""
         living = across_tenants(Adapter).where(

@@ -101,7 +101,7 @@ class EffectiveLimitOut(BaseModel):
     dimension: str
     value: int
     strict: bool
-    source: Literal["override", "rule", "plan"]
+    source: Literal["override", "rule", "plan", "budget"]
     until: datetime | None
 
     @classmethod

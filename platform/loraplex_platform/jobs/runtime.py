@@ -24,6 +24,7 @@ from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.spending import Spending
 
 START_S = 60.0
 GRACE_S = 10.0  # for lines at work when the process is told to stop
@@ -81,17 +82,19 @@ async def working(settings: Settings) -> AsyncIterator[Dispatcher]:
     store = open_store(
         settings.redis_url, settings.redis_timeout_s, settings.workers, limiter_metrics.degraded
     )
-    gate, rejections = Gate(store, UsageHistory(database, clock)), RejectionLog(database, clock)
+    prices = PriceService(database, clock)
+    gate = Gate(store, UsageHistory(database, clock, Spending(prices)))
+    rejections = RejectionLog(database, clock)
     dispatcher = assemble_dispatcher(
         settings=settings,
         engine=engine,
         model=model,
         database=database,
-        limiter=line_limiter(settings, database, clock, gate, rejections, limiter_metrics),
+        limiter=line_limiter(settings, database, clock, gate, rejections, limiter_metrics, prices),
         metrics=metrics,
         secrets=Secrets.load_or_create(settings.home),
         files=FileService(database, BlobStore(settings.files), clock),
-        books=Books(PriceService(database, clock), clock),
+        books=Books(prices, clock),
         clock=clock,
     )
     await engine.start()

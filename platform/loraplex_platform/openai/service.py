@@ -30,6 +30,7 @@ from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.settlement import Circumstances, Settlement
 from loraplex_platform.openai.tally import Tally
 from loraplex_platform.usage.meter import Recorder
+from loraplex_platform.usage.prices import BASE, Sku
 
 SERVICE_TIER_OF: dict[Tier, str] = {
     "batch": "flex",
@@ -159,6 +160,8 @@ class InferenceService:
             tier=order.target.tier,
             prompt_tokens=sum(map(len, order.prompts)),
             max_tokens=order.sampling.max_tokens * order.num_sequences,
+            sku=Sku(self._model.id, order.target.adapter_version or BASE, order.target.tier),
+            started_at=order.started_at,
         )
         ticket = await admit(self._limiter, demand)
         request = order.request

@@ -21,6 +21,7 @@ from loraplex_platform.observability.metrics import Metrics, Observation
 from loraplex_platform.openai.tally import Tally
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.meter import Recorder
+from loraplex_platform.usage.rating import tokens_of
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 
@@ -72,7 +73,12 @@ class Settlement:
             await self._recorder.record(facts)
         finally:
             await self._ticket.settle(
-                Actual(facts.prompt_tokens, facts.cached_tokens, facts.completion_tokens)
+                Actual(
+                    facts.prompt_tokens,
+                    facts.cached_tokens,
+                    facts.completion_tokens,
+                    paid=tokens_of(facts),
+                )
             )
             self._metrics.observe(
                 Observation(

@@ -106,3 +106,8 @@ class TenantRepository:
     async def plans(self, after: str | None, limit: int) -> Sequence[Plan]:
         statement = page_after(for_platform(Plan), Plan.id, after, limit)
         return (await self._session.scalars(statement)).all()
+
+    async def project_names(self, tenant_id: str) -> dict[str, str]:
+        """By id."""
+        statement = across_tenants(Project).where(Project.tenant_id == tenant_id)
+        return {project.id: project.name for project in await self._session.scalars(statement)}

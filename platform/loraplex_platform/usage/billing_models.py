@@ -150,9 +150,10 @@ class InvoiceLine(TenantOwned, Base):
     invoice_id: Mapped[str] = mapped_column(ForeignKey("invoice.id"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     month: Mapped[datetime]  # start of the month in which it was used
-    item: Mapped[str]  # usage.invoices.Item as text
+    item: Mapped[str]  # usage.charges.Item as text
     quantity: Mapped[int] = mapped_column(BigInteger)
     pico: Mapped[int] = mapped_column(BigInteger)
+    list_pico: Mapped[int] = mapped_column(BigInteger)
     is_void: Mapped[bool] = mapped_column(default=False)
 
 

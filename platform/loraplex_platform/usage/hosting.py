@@ -5,11 +5,10 @@ such numbers. So the parts of any split add up to the whole, to the pico-dollar.
 """
 
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from loraplex_platform.usage.periods import Period
-from loraplex_platform.usage.prices import Tariffs
+from loraplex_platform.usage.prices import Tariff, Tariffs
 
 MICROSECOND = timedelta(microseconds=1)
 GIB_HOUR = 2**30 * (timedelta(hours=1) // MICROSECOND)  # byte-microseconds
@@ -48,12 +47,10 @@ def hosting_lines(adapter: Hosted, period: Period, tariffs: Tariffs) -> list[Hos
     end = min(period.end, adapter.removed_at or period.end)
     if start >= end:
         return []
-    cuts = [start, *tariffs.changes(start, end), end]
-    return [_line(adapter, Period(a, b), tariffs) for a, b in pairwise(cuts)]
+    return [_line(adapter, part, tariff) for part, tariff in tariffs.segments(Period(start, end))]
 
 
-def _line(adapter: Hosted, period: Period, tariffs: Tariffs) -> HostingLine:
-    tariff = tariffs.at(period.start)
+def _line(adapter: Hosted, period: Period, tariff: Tariff) -> HostingLine:
 
     def cost(unit_pico: int) -> int:
         """The difference of the adapter's running cost at the period's ends."""

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-Account = Literal[
-    "receivable", "revenue", "credit", "promotion", "cash", "tax", "rounding", "breakage"
-]
+Account = Literal["receivable", "revenue", "credit", "promotion", "cash", "tax", "rounding"]
 TransactionKind = Literal[
-    "usage", "hosting", "fee", "tax", "rounding", "grant", "burn", "expiry", "payment", "reversal"
+    "usage", "hosting", "fee", "tax", "rounding", "grant", "burn", "payment", "reversal"
 ]
 
 

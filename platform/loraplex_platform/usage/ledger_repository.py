@@ -1,6 +1,6 @@
 """Statements on the ledger: entries are added and read, nothing else."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from sqlalchemy import func
@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.db.upsert import MAX_PARAMETERS, insert_into
-from loraplex_platform.usage.billing_models import LedgerEntry
+from loraplex_platform.usage.billing_models import InvoiceRow, LedgerEntry
 from loraplex_platform.usage.exact import exact_sum, joined
 from loraplex_platform.usage.ledger import Account, Transaction, TransactionKind
 from loraplex_platform.usage.periods import Period
@@ -47,6 +47,15 @@ class LedgerRepository:
             )
         sums = statement.with_only_columns(*exact_sum(LedgerEntry.pico))
         return joined(*(await self._session.execute(sums)).one())
+
+    async def of_invoice(self, row: InvoiceRow) -> Sequence[LedgerEntry]:
+        """What was posted when it became final."""
+        kinds = ("hosting", "fee", "rounding", "tax", "burn")
+        ends_with = LedgerEntry.transaction_id.like(f"%:{row.id}%")
+        statement = across_tenants(LedgerEntry).where(
+            LedgerEntry.tenant_id == row.tenant_id, LedgerEntry.kind.in_(kinds), ends_with
+        )
+        return (await self._session.scalars(statement)).all()
 
     async def unbalanced(self) -> list[str]:
         """Transactions that do not add up to zero: there are none."""

@@ -71,12 +71,16 @@ class Meter:
             self._spool.written(segment)
         return None
 
+    async def recover(self) -> None:
+        """Drain now if the database is there."""
+        with suppress(*DATABASE_AWAY):  # the spool keeps it until the next time
+            await self.drain()
+
     async def run(self) -> None:
-        """Drains from time to time, until it is cancelled."""
+        """Recovers from time to time, until it is cancelled."""
         while True:
-            with suppress(*DATABASE_AWAY):  # the spool keeps it until the next time
-                await self.drain()
             await asyncio.sleep(DRAIN_EVERY_S)
+            await self.recover()
 
     async def drain(self) -> int:
         """Write what this process, or one that is gone, left in the spool; returns the segments.

@@ -67,10 +67,12 @@ class PriceService:
             self._recent.put(tenant_id, known)
         return known
 
-    async def quote(self, tenant_id: str, at: datetime, sku: Sku, tokens: Tokens) -> int:
-        """Pico-USD that these tokens cost."""
+    async def quote(
+        self, tenant_id: str, sku: Sku, tokens: Tokens, at: datetime | None = None
+    ) -> int:
+        """Pico-USD that these tokens cost at that moment (None: now)."""
         known = self._recent.get(tenant_id)
         if known is None:
             async with self._database.reading() as session:
                 known = await self.tariffs(session, tenant_id)
-        return cost_pico(sku, tokens, known.at(at))
+        return cost_pico(sku, tokens, known.at(at or self._clock.now()))

@@ -1,13 +1,14 @@
 """Price books: versioned, effective-dated, never changed once published."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
 from loraplex_engine.messages import TIERS, Tier
 from loraplex_platform.usage.money import pico_of, text_of
-from loraplex_platform.usage.periods import is_bucket_start
+from loraplex_platform.usage.periods import Period, is_bucket_start
 
 TokenKind = Literal["uncached_prompt", "cached_prompt", "completion"]
 KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
@@ -181,6 +182,12 @@ class Tariffs:
             raise BadPriceBook(f"no price list holds at {moment:%FT%TZ}")
         own = next((b for b in self._own if b.effective_from <= moment), None)
         return Tariff(listed, own)
+
+    def segments(self, period: Period) -> Iterator[tuple[Period, Tariff]]:
+        """The parts of a period in which nothing changes, oldest first."""
+        cuts = [period.start, *self.changes(*period), period.end]
+        for start, end in pairwise(cuts):
+            yield Period(start, end), self.at(start)
 
     def changes(self, start: datetime, end: datetime) -> list[datetime]:
         """The moments within (start, end) at which another book takes effect."""

@@ -43,6 +43,9 @@ class Tokens(NamedTuple):
         return count
 
 
+FREE = Tokens()
+
+
 class Line(NamedTuple):
     """One kind of token at one price."""
 
@@ -71,7 +74,7 @@ def is_billable(event: Rated) -> bool:
 
 def tokens_of(event: Rated) -> Tokens:
     if not is_billable(event):
-        return Tokens()
+        return FREE
     uncached = event.prompt_tokens - event.cached_tokens
     return Tokens(uncached, event.cached_tokens, event.completion_tokens)
 

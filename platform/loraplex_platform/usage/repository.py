@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from typing import Literal, NamedTuple
 
 from sqlalchemy import func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,9 +13,20 @@ from loraplex_platform.db.upsert import MAX_PARAMETERS, add_up, insert_into
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 from loraplex_platform.usage.periods import Period
+from loraplex_platform.usage.prices import Sku
+from loraplex_platform.usage.rating import Tokens
 from loraplex_platform.usage.rollups import Sums
 
 PAGE = 2_000  # events read at once
+Level = Literal["key", "project", "tenant"]
+
+
+class Total(NamedTuple):
+    """What was used of one SKU, under the name that clients gave it."""
+
+    model: str
+    sku: Sku
+    tokens: Tokens
 
 
 class UsageRepository:
@@ -80,14 +92,7 @@ class UsageRepository:
         first, last = (await self._session.execute(ends)).one()
         return None if first is None else Period(first, last)
 
-    async def quarters(
-        self,
-        tenant_id: str,
-        period: Period,
-        *,
-        project_id: str | None = None,
-        key_id: str | None = None,
-    ) -> Sequence[UsageQuarter]:
+    async def quarters(self, tenant_id: str, period: Period) -> Sequence[UsageQuarter]:
         """Of one tenant, oldest first; the period starts and ends with quarter hours."""
         start, end = period
         statement = across_tenants(UsageQuarter).where(
@@ -95,15 +100,55 @@ class UsageRepository:
             UsageQuarter.bucket >= start,
             UsageQuarter.bucket < end,
         )
-        if project_id is not None:
-            statement = statement.where(UsageQuarter.project_id == project_id)
-        if key_id is not None:
-            statement = statement.where(UsageQuarter.key_id == key_id)
         return (await self._session.scalars(statement.order_by(UsageQuarter.bucket))).all()
 
-    async def first_quarter(self, tenant_id: str) -> datetime | None:
-        first = across_tenants(UsageQuarter).where(UsageQuarter.tenant_id == tenant_id)
-        return await self._session.scalar(first.with_only_columns(func.min(UsageQuarter.bucket)))
+    async def totals(
+        self, tenant_id: str, period: Period, level: Level = "tenant", subject: str | None = None
+    ) -> list[Total]:
+        """Of one tenant, or one of its projects or keys, by model and SKU.
+
+        The period starts and ends with quarter hours.
+        """
+        start, end = period
+        statement = across_tenants(UsageQuarter).where(
+            UsageQuarter.tenant_id == tenant_id,
+            UsageQuarter.bucket >= start,
+            UsageQuarter.bucket < end,
+        )
+        if level != "tenant":
+            column = UsageQuarter.project_id if level == "project" else UsageQuarter.key_id
+            statement = statement.where(column == subject)
+        sold_as = (
+            UsageQuarter.model,
+            UsageQuarter.base_model,
+            UsageQuarter.adapter,
+            UsageQuarter.tier,
+        )
+        sums = (
+            func.sum(UsageQuarter.uncached_prompt_tokens),
+            func.sum(UsageQuarter.cached_prompt_tokens),
+            func.sum(UsageQuarter.completion_tokens),
+        )
+        grouped = statement.with_only_columns(*sold_as, *sums).group_by(*sold_as).order_by(*sold_as)
+        return [
+            Total(model, Sku(base, adapter, tier), Tokens(*map(int, sums)))  # type: ignore[arg-type]
+            for model, base, adapter, tier, *sums in await self._session.execute(grouped)
+        ]
+
+    async def sums(
+        self,
+        table: type[UsageQuarter] | type[UsageMinute],
+        period: Period,
+        tenant_id: str | None,
+    ) -> AsyncIterator[UsageQuarter | UsageMinute]:
+        """Of one tenant or of all, a page in memory at a time."""
+        start, end = period
+        statement = across_tenants(table).where(table.bucket >= start, table.bucket < end)
+        if tenant_id is not None:
+            statement = statement.where(table.tenant_id == tenant_id)
+        rows = await self._session.stream_scalars(statement.execution_options(yield_per=PAGE))
+        async for row in rows:
+            yield row
 
     async def latencies(
         self, period: Period, tenant_id: str | None = None

@@ -1,0 +1,145 @@
+"""What an operator may do with budgets, and who is told when one runs out."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import InvalidRequest, NotFound
+from loraplex_platform.kit.ids import new_id
+from loraplex_platform.usage.billing_models import BudgetAlert, BudgetRow
+from loraplex_platform.usage.books import prune_minutes
+from loraplex_platform.usage.budgets import Budget, BudgetRepository
+from loraplex_platform.usage.periods import Period, Span
+from loraplex_platform.usage.repository import Level
+from loraplex_platform.usage.spending import Spending
+
+log = structlog.get_logger(__name__)
+THRESHOLDS = (50, 80, 100)  # percent
+WATCH_EVERY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """A budget's present window; the projection goes on as the window went so far."""
+
+    budget: Budget
+    window: Period
+    spent_pico: int
+    projected_pico: int
+
+
+class BudgetService:
+    """Running servers follow a change within a second."""
+
+    def __init__(self, database: Database, clock: Clock, spending: Spending) -> None:
+        self._database = database
+        self._clock = clock
+        self._spending = spending
+
+    async def set(
+        self, tenant_id: str, level: Level, subject: str, span: Span, pico: int, *, is_hard: bool
+    ) -> None:
+        """Set or replace the budget of a tenant, project or key for each day or month."""
+        if pico < 0:
+            raise InvalidRequest("a budget is not negative", param="amount")
+        async with self._database.unit_of_work() as session:
+            budgets = BudgetRepository(session)
+            row = await budgets.row(level, subject, span)
+            if row is None:
+                row = BudgetRow(
+                    id=new_id("budget"),
+                    tenant_id=tenant_id,
+                    level=level,
+                    subject=subject,
+                    span=span,
+                    created_at=self._clock.now(),
+                )
+            row.pico, row.is_hard = pico, is_hard
+            await budgets.add(row)
+
+    async def remove(self, level: Level, subject: str, span: Span) -> None:
+        async with self._database.unit_of_work() as session:
+            budgets = BudgetRepository(session)
+            row = await budgets.row(level, subject, span)
+            if row is None:
+                raise NotFound("there is no such budget", param="subject")
+            await budgets.remove(row)
+
+    async def of_tenant(self, tenant_id: str) -> list[BudgetState]:
+        """How each of a tenant's budgets stands."""
+        now = self._clock.now()
+        async with self._database.reading() as session:
+            budgets = await BudgetRepository(session).of_tenant(tenant_id)
+            windows = [budget.window(now) for budget in budgets]
+            spent = [
+                await self._spending.pico(session, tenant_id, window, budget.level, budget.subject)
+                for budget, window in zip(budgets, windows, strict=True)
+            ]
+        return [
+            BudgetState(budget, window, pico, projected(pico, window, now))
+            for budget, window, pico in zip(budgets, windows, spent, strict=True)
+        ]
+
+    async def alerts(self, tenant_id: str) -> Sequence[BudgetAlert]:
+        async with self._database.reading() as session:
+            return await BudgetRepository(session).alerts(tenant_id)
+
+    async def watch(self) -> int:
+        """Note every threshold that was crossed since the last time; returns how many."""
+        async with self._database.reading() as session:
+            tenants = await BudgetRepository(session).tenants()
+        return sum([await self._watch(tenant_id) for tenant_id in tenants])
+
+    async def run(self) -> None:
+        """Watches until it is cancelled; what a failing database misses is noted later."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            try:
+                await self.watch()
+                await prune_minutes(self._database, self._clock)
+            except SQLAlchemyError as error:
+                log.warning("budgets_not_watched", exc_info=error)
+
+    async def _watch(self, tenant_id: str) -> int:
+        crossed = [
+            (state, percent)
+            for state in await self.of_tenant(tenant_id)
+            for percent in THRESHOLDS
+            if state.spent_pico * 100 >= state.budget.pico * percent
+        ]
+        if not crossed:
+            return 0
+        count = 0
+        async with self._database.unit_of_work() as session:
+            budgets, now = BudgetRepository(session), self._clock.now()
+            for state, percent in crossed:
+                is_new = await budgets.alert(
+                    state.budget, state.window, percent, state.spent_pico, now
+                )
+                count += is_new
+                if is_new:
+                    budget = state.budget
+                    log.warning(
+                        "budget_threshold",
+                        tenant=tenant_id,
+                        level=budget.level,
+                        subject=budget.subject,
+                        percent=percent,
+                    )
+        return count
+
+
+def projected(spent_pico: int, window: Period, now: datetime) -> int:
+    """What the window will have cost at its end, at its pace so far."""
+    gone, whole = now - window.start, window.end - window.start
+    return (
+        spent_pico
+        if not gone
+        else spent_pico * (whole // gone.resolution) // (gone // gone.resolution)
+    )

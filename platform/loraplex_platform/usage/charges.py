@@ -1,0 +1,110 @@
+"""What a tenant owes for a period, by item: usage at its prices, and hosting."""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_platform.catalogue.repository import AdapterRepository
+from loraplex_platform.usage.credits import Spent
+from loraplex_platform.usage.hosting import HostingLine, hosting_lines
+from loraplex_platform.usage.periods import Period
+from loraplex_platform.usage.price_repository import PriceRepository
+from loraplex_platform.usage.prices import Tariffs
+from loraplex_platform.usage.rating import cost_of_quarter, rate
+from loraplex_platform.usage.repository import UsageRepository
+
+UNITS = {"hosting": "GiB-hours"}  # of everything else: tokens
+BYTE_SECONDS = 10**6  # byte-microseconds
+
+
+class Item(NamedTuple):
+    """What stands on a line of its own."""
+
+    kind: str  # a TokenKind, or hosting
+    model: str  # as clients named it; of hosting: the adapter's name
+    adapter: str  # version; of hosting: the adapter's id
+    tier: str
+    unit_pico: int
+    list_unit_pico: int
+
+    @property
+    def text(self) -> str:
+        return json.dumps(self)
+
+    @classmethod
+    def parse(cls, text: str) -> "Item":
+        return cls(*json.loads(text))
+
+
+class Amount(NamedTuple):
+    """Tokens, or byte-seconds; and what they cost."""
+
+    quantity: int = 0
+    pico: int = 0
+    list_pico: int = 0
+
+    def plus(self, other: "Amount") -> "Amount":
+        return Amount(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Charges:
+    """Reads roll-ups, prices and the catalogue's history of one tenant."""
+
+    def __init__(self, session: AsyncSession, tenant_id: str, now: datetime) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+        self._now = now
+
+    async def tariffs(self) -> Tariffs:
+        return await PriceRepository(self._session).tariffs(self._tenant_id)
+
+    async def of(self, period: Period) -> dict[Item, Amount]:
+        """Everything of a period that starts and ends with quarter hours."""
+        found: dict[Item, Amount] = {}
+        usage = UsageRepository(self._session)
+        for part, tariff in (await self.tariffs()).segments(period):
+            for model, sku, tokens in await usage.totals(self._tenant_id, part):
+                for line in rate(sku, tokens, tariff):
+                    item = Item(
+                        line.kind, model, sku.adapter, sku.tier, line.unit_pico, line.list_unit_pico
+                    )
+                    _add(found, item, Amount(line.quantity, line.pico, line.list_pico))
+        for stored in await self.hosting(period):
+            _add(found, *hosted(stored))
+        return found
+
+    async def hosting(self, period: Period) -> list[HostingLine]:
+        """Up to now: nobody owes what is still to come."""
+        tariffs, period = await self.tariffs(), Period(period.start, min(period.end, self._now))
+        adapters = await AdapterRepository(self._session).ever_of_tenant(self._tenant_id)
+        return [line for adapter in adapters for line in hosting_lines(adapter, period, tariffs)]
+
+    async def over_time(self, period: Period) -> list[Spent]:
+        """Usage by quarter hour; hosting is owed at the end of its time."""
+        tariffs = await self.tariffs()
+        quarters = await UsageRepository(self._session).quarters(self._tenant_id, period)
+        spent = [Spent(q.bucket, cost_of_quarter(q, tariffs.at(q.bucket))) for q in quarters]
+        return spent + [Spent(line.period.end, line.pico) for line in await self.hosting(period)]
+
+
+def hosted(line: HostingLine) -> tuple[Item, Amount]:
+    item = Item("hosting", line.adapter, line.adapter_id, "", line.unit_pico, line.list_unit_pico)
+    return item, Amount(line.byte_microseconds // BYTE_SECONDS, line.pico, line.list_pico)
+
+
+def difference(
+    charged: dict[Item, Amount], invoiced: dict[Item, Amount]
+) -> Iterator[tuple[Item, Amount]]:
+    """What was charged and not invoiced, or invoiced and no longer charged; in the items' order."""
+    for item in sorted(charged.keys() | invoiced.keys()):
+        a, b = charged.get(item, Amount()), invoiced.get(item, Amount())
+        rest = Amount(a.quantity - b.quantity, a.pico - b.pico, a.list_pico - b.list_pico)
+        if rest.quantity or rest.pico:
+            yield item, rest
+
+
+def _add(found: dict[Item, Amount], item: Item, amount: Amount) -> None:
+    found[item] = found.get(item, Amount()).plus(amount)

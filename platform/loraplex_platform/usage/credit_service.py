@@ -1,0 +1,120 @@
+"""Grants of prepaid or given usage, and how tenants are billed."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from sqlalchemy.exc import IntegrityError
+
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import Conflict, InvalidRequest
+from loraplex_platform.kit.ids import new_id
+from loraplex_platform.usage.billing_models import BillingProfile, CreditGrant
+from loraplex_platform.usage.billing_repository import BillingRepository
+from loraplex_platform.usage.charges import Charges
+from loraplex_platform.usage.credits import Funding, Spent, burn
+from loraplex_platform.usage.ledger import transfer
+from loraplex_platform.usage.ledger_repository import LedgerRepository
+from loraplex_platform.usage.money import PICO_PER_CENT
+from loraplex_platform.usage.periods import Period, period_of
+
+
+@dataclass(frozen=True, slots=True)
+class CreditBalance:
+    """`settled` after final invoices, `pending` of the present month, `available` for the rest."""
+
+    settled_pico: int
+    pending_pico: int
+
+    @property
+    def available_pico(self) -> int:
+        return self.settled_pico - self.pending_pico
+
+
+class CreditService:
+    """Nothing is stored of a balance: it follows from grants, invoices and usage."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def grant(
+        self,
+        tenant_id: str,
+        key: str,
+        pico: int,
+        *,
+        funding: Funding = "promotion",
+        priority: int = 100,
+        expires_at: datetime | None = None,
+    ) -> CreditGrant:
+        """Once for each key of the operator's choice."""
+        now = self._clock.now()
+        if pico <= 0 or pico % PICO_PER_CENT:
+            raise InvalidRequest("a grant is a positive number of whole cents", param="amount")
+        if expires_at is not None and expires_at <= now:
+            raise InvalidRequest("the grant would have expired already", param="expires_at")
+        row = CreditGrant(
+            id=new_id("grant"),
+            tenant_id=tenant_id,
+            key=key,
+            pico=pico,
+            funding=funding,
+            priority=priority,
+            effective_at=now,
+            expires_at=expires_at,
+            created_at=now,
+        )
+        source = transfer(
+            f"grant:{row.id}",
+            tenant_id,
+            "grant",
+            now,
+            pico,
+            debit="cash" if funding == "paid" else "promotion",
+            credit="credit",
+        )
+        try:
+            async with self._database.unit_of_work() as session:
+                await BillingRepository(session).add_grant(row)
+                await LedgerRepository(session).post([source], now)
+        except IntegrityError as error:
+            raise Conflict(f"there is a grant {key!r} already", param="key") from error
+        return row
+
+    async def balance(self, tenant_id: str) -> CreditBalance:
+        now = self._clock.now()
+        async with self._database.reading() as session:
+            billing = BillingRepository(session)
+            zone = ZoneInfo((await billing.profile(tenant_id)).zone)
+            grants = [g for g in await billing.grants(tenant_id) if g.holds_at(now)]
+            period = await _not_invoiced(billing, tenant_id, now, zone)
+            charges: list[Spent] = await Charges(session, tenant_id, now).over_time(period)
+        return CreditBalance(
+            sum(grant.pico for grant in grants), sum(burn(grants, charges).values())
+        )
+
+    async def set_profile(self, profile: BillingProfile) -> None:
+        """Zone, address, tax, minimum fee; a new zone holds from the next invoice on."""
+        try:
+            ZoneInfo(profile.zone)
+        except (ZoneInfoNotFoundError, ValueError) as error:
+            raise InvalidRequest(f"no such time zone: {profile.zone!r}", param="zone") from error
+        if min(profile.tax_basis_points, profile.minimum_fee_cents, profile.payment_days) < 0:
+            raise InvalidRequest("tax, fee and days are not negative")
+        async with self._database.unit_of_work() as session:
+            billing = BillingRepository(session)
+            known = await billing.profile(profile.tenant_id)
+            if known.zone != profile.zone and await billing.standing(profile.tenant_id):
+                raise Conflict("the zone of a tenant with final invoices stays as it is")
+            await billing.put_profile(profile)
+
+
+async def _not_invoiced(
+    billing: BillingRepository, tenant_id: str, now: datetime, zone: ZoneInfo
+) -> Period:
+    """From the last final invoice's end (or this month's start) to the end of this month."""
+    month = period_of(now, "month", zone)
+    ends = [row.period_end for row in await billing.standing(tenant_id)]
+    return Period(max(ends, default=month.start), month.end)

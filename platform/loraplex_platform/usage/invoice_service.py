@@ -1,0 +1,243 @@
+"""Invoices: draft → final (numbered, immutable) → paid or void; credits and who is billed how."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
+from loraplex_platform.kit.ids import new_id
+from loraplex_platform.tenants.models import Tenant
+from loraplex_platform.usage.billing_models import BillingProfile, InvoiceRow
+from loraplex_platform.usage.billing_repository import BillingRepository
+from loraplex_platform.usage.charges import Charges, difference
+from loraplex_platform.usage.credits import burn
+from loraplex_platform.usage.invoice_document import (
+    Draft,
+    DraftLine,
+    body_of,
+    canonical,
+    digest_of,
+)
+from loraplex_platform.usage.invoice_postings import final_postings, payment, reversal
+from loraplex_platform.usage.ledger_repository import LedgerRepository
+from loraplex_platform.usage.money import PICO_PER_CENT, cents_text
+from loraplex_platform.usage.periods import Period, month_of
+
+ATTEMPTS = 10  # at a number that another process may take first
+GRACE = timedelta(hours=1)  # for the events of the month's last requests
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """A calendar month in the tenant's zone."""
+
+    year: int
+    month: int
+
+    @classmethod
+    def of(cls, year: int, month: int) -> "Month":
+        """Raises InvalidRequest where there is no such month."""
+        if not (2000 <= year <= 9998 and 1 <= month <= 12):
+            raise InvalidRequest(f"no such month: {year}-{month}", param="month")
+        return cls(year, month)
+
+    def period(self, zone: ZoneInfo) -> Period:
+        return month_of(self.year, self.month, zone)
+
+
+class InvoiceService:
+    """Makes drafts from what was booked, and final invoices from drafts."""
+
+    def __init__(self, database: Database, clock: Clock, issuer: str) -> None:
+        self._database = database
+        self._clock = clock
+        self._issuer = issuer
+
+    async def draft(self, tenant: Tenant, month: Month) -> dict[str, Any]:
+        """What an invoice would say at this moment."""
+        async with self._database.reading() as session:
+            draft, profile = await self._draft(session, tenant.id, month)
+        return self._head(tenant, profile, "Invoice") | body_of(draft, profile.zone)
+
+    async def finalize(self, tenant: Tenant, month: Month) -> InvoiceRow:
+        """Give the draft a number; from then on it does not change."""
+        for attempt in range(ATTEMPTS):
+            try:
+                async with self._database.unit_of_work() as session:
+                    return await self._finalize(session, tenant, month)
+            except IntegrityError as error:
+                if attempt == ATTEMPTS - 1:
+                    raise Conflict("other invoices are made at this moment") from error
+        raise AssertionError("the last attempt returns or raises")
+
+    async def pay(self, invoice_id: str) -> InvoiceRow:
+        """The money is there; a second time changes nothing."""
+        now = self._clock.now()
+        async with self._database.unit_of_work() as session:
+            row = await _standing(BillingRepository(session), invoice_id)
+            if row.paid_at is None:
+                row.paid_at = now
+                await LedgerRepository(session).post([payment(row, now)], now)
+        return row
+
+    async def void(self, invoice_id: str) -> InvoiceRow:
+        """A credit note takes everything back: what was used can be invoiced again."""
+        now = self._clock.now()
+        async with self._database.unit_of_work() as session:
+            billing = BillingRepository(session)
+            row = await _standing(billing, invoice_id)
+            if row.paid_at is not None:
+                raise Conflict("the invoice is paid")
+            note = await self._credit_note(billing, row, now)
+            await billing.void(row, now)
+            ledger = LedgerRepository(session)
+            await ledger.post(reversal(await ledger.of_invoice(row), row, now), now)
+        return note
+
+    async def list(self, tenant_id: str) -> Sequence[InvoiceRow]:
+        async with self._database.reading() as session:
+            return await BillingRepository(session).invoices(tenant_id)
+
+    async def get(self, invoice_id: str, tenant_id: str | None = None) -> InvoiceRow:
+        """Of this tenant, where one is named."""
+        async with self._database.reading() as session:
+            row = await BillingRepository(session).invoice(invoice_id, tenant_id)
+        if row is None:
+            raise NotFound(f"there is no invoice {invoice_id!r}", param="invoice_id")
+        return row
+
+    async def _draft(
+        self, session: AsyncSession, tenant_id: str, month: Month
+    ) -> tuple[Draft, BillingProfile]:
+        billing = BillingRepository(session)
+        profile = await billing.profile(tenant_id)
+        period = month.period(ZoneInfo(profile.zone))
+        charges, invoiced = (
+            Charges(session, tenant_id, self._clock.now()),
+            await billing.invoiced(tenant_id),
+        )
+        standing = await billing.standing(tenant_id)
+        periods = [Period(row.period_start, row.period_end) for row in standing]
+        lines = [
+            DraftLine(part.start, item, amount)
+            for part in (*(p for p in periods if p.start < period.start), period)
+            for item, amount in difference(await charges.of(part), invoiced.get(part.start, {}))
+        ]
+        draft = Draft(period, tuple(lines), 0, {}, profile.tax_basis_points)
+        fee = max(0, profile.minimum_fee_cents - draft.subtotal_cents)
+        return await self._with_credits(billing, charges, draft, fee, tenant_id), profile
+
+    async def _with_credits(
+        self, billing: BillingRepository, charges: Charges, draft: Draft, fee: int, tenant_id: str
+    ) -> Draft:
+        """Whole cents of what the grants pay, and never more than the lines come to."""
+        used = burn(await billing.grants(tenant_id), await charges.over_time(draft.period))
+        burned, left = {}, max(0, draft.subtotal_cents)
+        for grant, pico in sorted(used.items()):
+            cents = min(left, pico // PICO_PER_CENT)
+            left -= cents
+            if cents:
+                burned[grant] = cents
+        return Draft(draft.period, draft.lines, fee, burned, draft.tax_basis_points)
+
+    async def _finalize(self, session: AsyncSession, tenant: Tenant, month: Month) -> InvoiceRow:
+        now, billing = self._clock.now(), BillingRepository(session)
+        draft, profile = await self._draft(session, tenant.id, month)
+        if now < draft.period.end + GRACE:
+            raise InvalidRequest("the month is not over, or has been for less than an hour")
+        if any(r.period_start == draft.period.start for r in await billing.standing(tenant.id)):
+            raise Conflict("the month has its invoice")
+        number = await billing.next_number()
+        due_at = now + timedelta(days=profile.payment_days)
+        document = self._head(tenant, profile, "Invoice") | body_of(draft, profile.zone)
+        document |= {
+            "number": f"INV-{number:06}",
+            "finalized_at": _utc(now),
+            "due_at": _utc(due_at),
+        }
+        row = _row(tenant.id, number, draft.period, draft.total_cents, document, now, due_at)
+        await billing.add_invoice(row, draft)
+        pico = {grant: cents * PICO_PER_CENT for grant, cents in draft.burned.items()}
+        await billing.add_uses(row, pico)
+        await LedgerRepository(session).post(final_postings(row, draft), now)
+        return row
+
+    async def _credit_note(
+        self, billing: BillingRepository, row: InvoiceRow, now: datetime
+    ) -> InvoiceRow:
+        number = await billing.next_number()
+        document = row.document | {
+            "title": "Credit note",
+            "number": f"INV-{number:06}",
+            "of": row.document["number"],
+            "total": cents_text(-row.total_cents),
+            "finalized_at": _utc(now),
+        }
+        period = Period(row.period_start, row.period_end)
+        note = _row(row.tenant_id, number, period, -row.total_cents, document, now, now)
+        note.credits_id = row.id
+        await billing.add_invoice(note, None)
+        return note
+
+    def _head(self, tenant: Tenant, profile: BillingProfile, title: str) -> dict[str, Any]:
+        name = profile.legal_name or tenant.name
+        return {
+            "title": title,
+            "issuer": self._issuer,
+            "tenant": tenant.id,
+            "bill_to": {"name": name, "address": profile.address},
+        }
+
+
+def status_of(row: InvoiceRow) -> str:
+    if row.voided_at is not None:
+        return "void"
+    return "final" if row.paid_at is None else "paid"
+
+
+def content_of(row: InvoiceRow) -> bytes:
+    """The document's bytes, which its sha256 is of."""
+    return canonical(row.document)
+
+
+async def _standing(billing: BillingRepository, invoice_id: str) -> InvoiceRow:
+    row = await billing.invoice(invoice_id)
+    if row is None:
+        raise NotFound(f"there is no invoice {invoice_id!r}", param="invoice_id")
+    if row.voided_at is not None or row.credits_id is not None:
+        raise Conflict("the invoice is void, or a credit note")
+    return row
+
+
+def _row(
+    tenant_id: str,
+    number: int,
+    period: Period,
+    total_cents: int,
+    document: dict[str, Any],
+    now: datetime,
+    due_at: datetime,
+) -> InvoiceRow:
+    return InvoiceRow(
+        id=new_id("inv"),
+        tenant_id=tenant_id,
+        number=number,
+        period_start=period.start,
+        period_end=period.end,
+        total_cents=total_cents,
+        document=document,
+        sha256=digest_of(document),
+        finalized_at=now,
+        due_at=due_at,
+    )
+
+
+def _utc(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

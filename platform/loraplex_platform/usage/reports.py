@@ -1,0 +1,213 @@
+"""Usage and costs over time, in OpenAI's shapes: buckets in UTC, the empty ones present."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.usage.charges import Charges
+from loraplex_platform.usage.invoice_document import LABELS
+from loraplex_platform.usage.models import UsageMinute, UsageQuarter
+from loraplex_platform.usage.money import dollars
+from loraplex_platform.usage.periods import EPOCH, Period, floor_to
+from loraplex_platform.usage.price_repository import PriceRepository
+from loraplex_platform.usage.rating import rate, sums_of_quarter
+from loraplex_platform.usage.repository import UsageRepository
+
+Width = Literal["1m", "1h", "1d"]
+WIDTHS: dict[Width, timedelta] = {
+    "1m": timedelta(minutes=1),
+    "1h": timedelta(hours=1),
+    "1d": timedelta(days=1),
+}
+LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
+COST_LIMITS = (7, 180)
+SERVICE_TIERS = {"batch": "flex", "standard": "default", "interactive": "priority"}
+Json = dict[str, Any]
+Group = tuple[Any, ...]
+Sums = UsageQuarter | UsageMinute
+
+DIMENSIONS: dict[str, Callable[[Sums], object]] = {
+    "project_id": lambda row: row.project_id,
+    "user_id": lambda row: None,  # people do not call the API, keys do
+    "api_key_id": lambda row: row.key_id,
+    "model": lambda row: row.model,
+    "batch": lambda row: row.tier == "batch",
+    "service_tier": lambda row: SERVICE_TIERS[row.tier],
+}
+COST_DIMENSIONS = ("project_id", "line_item", "api_key_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Half-open; `page` is the start of the first bucket that was not shown yet."""
+
+    start_time: int
+    end_time: int | None = None
+    bucket_width: Width = "1d"
+    group_by: tuple[str, ...] = ()
+    project_ids: tuple[str, ...] = ()
+    api_key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    limit: int | None = None
+    page: str | None = None
+
+    def keeps(self, row: Sums) -> bool:
+        return (
+            (not self.project_ids or row.project_id in self.project_ids)
+            and (not self.api_key_ids or row.key_id in self.api_key_ids)
+            and (not self.models or row.model in self.models)
+        )
+
+
+class Reports:
+    """Reads roll-ups only; a tenant's own, or (None) those of all tenants."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def completions(self, tenant_id: str | None, query: Query) -> Json:
+        """Minutes are there for two days, hours and days for ever."""
+        _check(query.group_by, DIMENSIONS)
+        buckets, has_more = self._buckets(query, LIMITS[query.bucket_width])
+        table = UsageMinute if query.bucket_width == "1m" else UsageQuarter
+        found: dict[datetime, dict[Group, list[int]]] = {bucket.start: {} for bucket in buckets}
+        async with self._database.reading() as session:
+            usage = UsageRepository(session)
+            async for row in usage.sums(table, _whole(buckets), tenant_id):
+                if not query.keeps(row):
+                    continue
+                group = tuple(DIMENSIONS[name](row) for name in query.group_by)
+                groups = found[_bucket_of(row.bucket, buckets)]
+                sums = groups.setdefault(group, [0, 0, 0, 0])
+                cached = row.cached_prompt_tokens
+                more = (row.uncached_prompt_tokens + cached, cached, row.completion_tokens)
+                groups[group] = [a + b for a, b in zip(sums, (*more, row.requests), strict=True)]
+        results = {
+            start: [_usage_result(query.group_by, group, sums) for group, sums in _sorted(groups)]
+            for start, groups in found.items()
+        }
+        return _page(buckets, results, has_more)
+
+    async def costs(self, tenant_id: str, query: Query) -> Json:
+        """By day; usage at the prices of its time, and hosting so far."""
+        _check(query.group_by, COST_DIMENSIONS)
+        buckets, has_more = self._buckets(query, COST_LIMITS)
+        found: dict[datetime, dict[Group, tuple[int, int]]] = {b.start: {} for b in buckets}
+
+        def add(start: datetime, who: Mapping[str, object], quantity: int, pico: int) -> None:
+            group = tuple(who[name] for name in query.group_by)
+            before = found[start].get(group, (0, 0))
+            found[start][group] = (before[0] + quantity, before[1] + pico)
+
+        async with self._database.reading() as session:
+            tariffs = await PriceRepository(session).tariffs(tenant_id)
+            async for row in UsageRepository(session).sums(
+                UsageQuarter, _whole(buckets), tenant_id
+            ):
+                assert isinstance(row, UsageQuarter)
+                sku, tokens = sums_of_quarter(row)
+                for line in rate(sku, tokens, tariffs.at(row.bucket)) if query.keeps(row) else ():
+                    who = {"project_id": row.project_id, "api_key_id": row.key_id}
+                    who["line_item"] = f"{row.model}, {LABELS[line.kind].lower()}"
+                    add(_bucket_of(row.bucket, buckets), who, line.quantity, line.pico)
+            if not query.project_ids and not query.api_key_ids:
+                charges = Charges(session, tenant_id, self._clock.now())
+                for bucket in buckets:
+                    for stored in await charges.hosting(bucket):
+                        item = f"{stored.adapter}, adapter hosting"
+                        whose = {"project_id": None, "api_key_id": None, "line_item": item}
+                        add(bucket.start, whose, 0, stored.pico)
+        results = {
+            start: [_cost_result(query.group_by, group, *sums) for group, sums in _sorted(groups)]
+            for start, groups in found.items()
+        }
+        return _page(buckets, results, has_more)
+
+    def _buckets(self, query: Query, limits: tuple[int, int]) -> tuple[list[Period], bool]:
+        usual, most = limits
+        limit = usual if query.limit is None else query.limit
+        if not 1 <= limit <= most:
+            raise InvalidRequest(f"'limit' is from 1 to {most} here.", param="limit")
+        width = WIDTHS[query.bucket_width]
+        start = floor_to(_moment(query.page or query.start_time), width)
+        end = self._clock.now() if query.end_time is None else _moment(query.end_time)
+        if end <= start:
+            raise InvalidRequest("'end_time' is not after 'start_time'.", param="end_time")
+        count = -(-(end - start) // width)
+        shown = [
+            Period(start + n * width, start + (n + 1) * width) for n in range(min(limit, count))
+        ]
+        return shown, count > limit
+
+
+def _moment(seconds: int | str) -> datetime:
+    try:
+        return EPOCH + timedelta(seconds=int(seconds))
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(f"{seconds!r} is not a Unix time.", param="page") from error
+
+
+def _check(given: Iterable[str], known: Iterable[str]) -> None:
+    unknown = set(given) - set(known)
+    if unknown:
+        raise InvalidRequest(f"cannot group by {', '.join(sorted(unknown))}", param="group_by")
+
+
+def _whole(buckets: Sequence[Period]) -> Period:
+    return Period(buckets[0].start, buckets[-1].end)
+
+
+def _bucket_of(moment: datetime, buckets: Sequence[Period]) -> datetime:
+    first, width = buckets[0].start, buckets[0].end - buckets[0].start
+    return buckets[(moment - first) // width].start
+
+
+def _sorted(groups: dict[Group, Any]) -> list[tuple[Group, Any]]:
+    return sorted(groups.items(), key=lambda item: [str(part) for part in item[0]])
+
+
+def _usage_result(names: tuple[str, ...], group: Group, sums: list[int]) -> Json:
+    result: Json = dict.fromkeys(DIMENSIONS)
+    counts = ("input_tokens", "input_cached_tokens", "output_tokens", "num_model_requests")
+    return (
+        {"object": "organization.usage.completions.result"}
+        | dict(zip(counts, sums, strict=True))
+        | {"input_audio_tokens": 0, "output_audio_tokens": 0}
+        | result
+        | dict(zip(names, group, strict=True))
+    )
+
+
+def _cost_result(names: tuple[str, ...], group: Group, quantity: int, pico: int) -> Json:
+    result: Json = dict.fromkeys(COST_DIMENSIONS)
+    return (
+        {
+            "object": "organization.costs.result",
+            "amount": {"value": float(dollars(pico)), "currency": "usd"},
+            "quantity": float(quantity),
+        }
+        | result
+        | dict(zip(names, group, strict=True))
+    )
+
+
+def _page(buckets: list[Period], results: dict[datetime, list[Json]], has_more: bool) -> Json:
+    return {
+        "object": "page",
+        "data": [
+            {
+                "object": "bucket",
+                "start_time": int(bucket.start.timestamp()),
+                "end_time": int(bucket.end.timestamp()),
+                "results": results[bucket.start],
+            }
+            for bucket in buckets
+        ],
+        "has_more": has_more,
+        "next_page": str(int(buckets[-1].end.timestamp())) if has_more else None,
+    }

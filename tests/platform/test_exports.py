@@ -1,0 +1,245 @@
+"""Exports: what was booked, to the pico-dollar, in files that finance can load."""
+
+import csv
+import hashlib
+import io
+import json
+import time
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.focus_validator import faults_of
+from tests.usage_stand import NOON, add_adapter_of, add_book, book, facts, post, two_tenants
+
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import ManualClock, SystemClock
+from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.models import BillingProfile, Tenant
+from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage.credit_service import CreditService
+from loraplex_platform.usage.exports import ExportService, Format, Kind
+from loraplex_platform.usage.focus import COLUMNS
+from loraplex_platform.usage.invoice_service import InvoiceService, Month
+from loraplex_platform.usage.ledger_repository import LedgerRepository
+from loraplex_platform.usage.money import PICO_PER_CENT, dollars
+from loraplex_platform.usage.tables import csv_rows, defused
+
+JUNE, JULY = Month(2026, 6), Month(2026, 7)
+LATER = ManualClock(datetime(2027, 1, 1, tzinfo=UTC))
+
+
+@pytest.fixture
+async def acme(database: Database) -> Tenant:
+    """Fifty days of requests, an adapter, prices of its own from July on, credits, tax and a zone."""
+    tenant_id, _ = await two_tenants(database)
+    credits = CreditService(database, ManualClock(NOON - timedelta(days=60)))
+    profile = BillingProfile(
+        tenant_id=tenant_id,
+        zone="Asia/Kathmandu",
+        legal_name="",
+        address="",
+        tax_basis_points=1900,
+        minimum_fee_cents=5_000,
+        payment_days=30,
+    )
+    await credits.set_profile(profile)
+    await credits.grant(tenant_id, "welcome", 17 * PICO_PER_CENT)
+    await add_adapter_of(database, tenant_id, num_bytes=3 * 10**8, created_at=NOON)
+    own = {"prices": [{"kind": "completion", "usd_per_million": "0.24"}]}
+    change = datetime(2026, 6, 20, 5, 15, tzinfo=UTC)
+    await add_book(database, book(own, id="own", at=change, tenant_id=tenant_id))
+    await post(
+        database,
+        [
+            facts(
+                tenant_id,
+                started_at=NOON + timedelta(hours=5, minutes=11) * n,
+                prompt_tokens=100_000 + n,
+                completion_tokens=7_777,
+                tier=("interactive", "standard", "batch")[n % 3],
+                adapter_version="version-support" if n % 2 else None,
+                model="=SUM(A1)" if n % 2 else "tiny",
+                request_metadata={"team": "ops"} if n % 5 else None,
+            )
+            for n in range(200)
+        ],
+    )
+    return await TenantService(database, SystemClock()).get("acme")
+
+
+@pytest.fixture
+def exports(database: Database, tmp_path: Path) -> ExportService:
+    return ExportService(
+        database, LATER, tmp_path / "exports", issuer="Example", region="test-region"
+    )
+
+
+def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+    return list(reader.fieldnames or []), list(reader)
+
+
+def manifest_of(path: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads(path.with_name(f"{path.name}.manifest.json").read_text())
+    return found
+
+
+def total_of(rows: list[dict[str, str]], column: str = "BilledCost") -> Decimal:
+    return sum((Decimal(row[column]) for row in rows), Decimal(0))
+
+
+@pytest.mark.parametrize("kind", ["focus", "focus-1.3"])
+async def test_focus_files_keep_the_rules(
+    exports: ExportService, database: Database, acme: Tenant, kind: Kind
+) -> None:
+    invoices = InvoiceService(database, LATER, "Example")
+    await invoices.finalize(acme, JUNE)
+    await post(database, [facts(acme.id), facts(acme.id, tier="batch")])
+    await invoices.finalize(acme, JULY)
+    for month in (JUNE, JULY, Month(2026, 8)):
+        header, rows = read_csv(await exports.write(acme, month, kind, "csv"))
+        assert faults_of(header, rows) == []
+    assert len(COLUMNS) == 57
+
+
+async def test_focus_rows_add_up_to_invoices_and_ledger(
+    exports: ExportService, database: Database, acme: Tenant
+) -> None:
+    invoices = InvoiceService(database, LATER, "Example")
+    totals = []
+    for month in (JUNE, JULY):
+        row = await invoices.finalize(acme, month)
+        await post(database, [facts(acme.id, prompt_tokens=10**6)])  # late for June, twice
+        _, rows = read_csv(await exports.write(acme, month, "focus", "csv"))
+        assert {r["InvoiceId"] for r in rows} == {row.document["number"]}
+        assert total_of(rows) == Decimal(row.document["total"])
+        totals.append(total_of(rows))
+    categories = {r["ChargeCategory"] for r in rows}
+    assert categories == {"Usage", "Adjustment", "Tax"}
+    assert [r["ChargeClass"] for r in rows].count("Correction") == 3
+    async with database.reading() as session:
+        owed = await LedgerRepository(session).balance(acme.id, "receivable")
+    last = facts(acme.id, prompt_tokens=10**6)
+    unbilled = dollars((last.prompt_tokens - 40) * 100_000 + 40 * 20_000 + 10 * 400_000)
+    rest_of_the_year = total_of(
+        read_csv(await exports.write(acme, Month(2026, 8), "focus", "csv"))[1]
+    )
+    hosted = [r for r in rows if r["SkuMeter"] == "Adapter hosting"]
+    assert len(hosted) == 1
+    assert dollars(owed) == sum(totals) + unbilled + await usage_after(exports, acme)
+    assert rest_of_the_year > 0
+
+
+async def usage_after(exports: ExportService, tenant: Tenant) -> Decimal:
+    """Usage of the months without an invoice; hosting is booked with the invoice."""
+    total = Decimal(0)
+    for month in range(8, 13):
+        _, rows = read_csv(await exports.write(tenant, Month(2026, month), "focus", "csv"))
+        total += sum(Decimal(r["BilledCost"]) for r in rows if r["x_TokenType"] != "hosting")
+    return total
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
+async def test_events_come_back_to_the_same_sums(
+    exports: ExportService, acme: Tenant, format: Format
+) -> None:
+    path = await exports.write(acme, JUNE, "events", format)
+    if format == "csv":
+        rows = read_csv(path)[1]
+    elif format == "jsonl":
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        assert {e["specversion"] for e in events} == {"1.0"}
+        rows = [e["data"] for e in events]
+    else:
+        rows = pq.read_table(path).to_pylist()
+    manifest = manifest_of(path)
+    assert manifest["rows"] == len(rows) > 60
+    assert manifest["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert manifest["price_books"] == ["book_first", "book_first+own"]
+    for column, total in manifest["sums"].items():
+        assert sum(Decimal(str(row[column])) for row in rows) == Decimal(total)
+
+
+async def test_regenerated_files_are_the_same_bytes(
+    exports: ExportService, database: Database, acme: Tenant
+) -> None:
+    for kind, format in (("events", "csv"), ("events", "jsonl"), ("focus", "csv")):
+        path = await exports.write(acme, JUNE, kind, format)
+        first = path.read_bytes()
+        path.unlink()
+        assert (await exports.write(acme, JUNE, kind, format)).read_bytes() == first
+    tables = []
+    for _ in range(2):
+        path = await exports.write(acme, JUNE, "focus", "parquet")
+        tables.append(pq.read_table(path))
+        path.unlink()
+    assert tables[0].equals(tables[1])
+
+
+async def test_a_final_months_file_is_written_once(
+    exports: ExportService, database: Database, acme: Tenant
+) -> None:
+    await InvoiceService(database, LATER, "Example").finalize(acme, JUNE)
+    first = (await exports.write(acme, JUNE, "focus", "csv")).read_bytes()
+    await post(database, [facts(acme.id)])
+    path = await exports.write(acme, JUNE, "focus", "csv")
+    assert path.read_bytes() == first
+    path.unlink()  # made anew, it says what is late, and adds up as before
+    again = read_csv(await exports.write(acme, JUNE, "focus", "csv"))[1]
+    assert total_of(again) == total_of(read_csv_bytes(first))
+
+
+def read_csv_bytes(content: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+
+
+async def test_formulas_are_defused_and_numbers_stay(exports: ExportService, acme: Tenant) -> None:
+    _, rows = read_csv(await exports.write(acme, JUNE, "events", "csv"))
+    assert {row["model"] for row in rows} == {"tiny", "'=SUM(A1)"}
+    assert [defused(text) for text in ("+1", "-1", "@x", "\tx", "", "a=b", None)] == [
+        "'+1",
+        "'-1",
+        "'@x",
+        "'\tx",
+        "",
+        "a=b",
+        None,
+    ]
+    line = csv_rows(["n", "t"], frozenset("n"), [{"n": "-1.5", "t": 'say "hi", ü\r\n'}])
+    assert line == '-1.5,"say ""hi"", ü\r\n"\r\n'.encode()
+
+
+async def test_focus_has_no_json_lines(exports: ExportService, acme: Tenant) -> None:
+    with pytest.raises(InvalidRequest):
+        await exports.write(acme, JUNE, "focus", "jsonl")
+
+
+@pytest.mark.slow
+async def test_memory_does_not_grow_with_the_month(
+    exports: ExportService, database: Database
+) -> None:
+    """Three pages more cost no more memory, and no more time a row."""
+    tenant_id, _ = await two_tenants(database)
+    tenant = await TenantService(database, SystemClock()).get("acme")
+    peaks, seconds = [], []
+    for size in (2_000, 6_000):
+        for start in range(0, size, 1_000):
+            await post(
+                database,
+                [
+                    facts(tenant_id, started_at=NOON + timedelta(seconds=start + n))
+                    for n in range(1_000)
+                ],
+            )
+        tracemalloc.start()
+        began = time.perf_counter()
+        path = await exports.write(tenant, JUNE, "events", "csv")
+        seconds.append((time.perf_counter() - began) / int(manifest_of(path)["rows"]))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0]
+    assert seconds[1] < 3 * seconds[0]

@@ -1,0 +1,268 @@
+"""Invoices: the ledger's money to the cent, immutable, numbered without a gap."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import Phase, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tests.platform_stand import home_like
+from tests.usage_stand import NOON, add_adapter_of, any_facts, facts, post, two_tenants
+
+from loraplex_platform.audit.trail import changing
+from loraplex_platform.db.database import Database
+from loraplex_platform.db.migrations import upgrade
+from loraplex_platform.db.scope import across_tenants
+from loraplex_platform.kit.clock import ManualClock, SystemClock
+from loraplex_platform.kit.errors import Conflict, InvalidRequest
+from loraplex_platform.kit.principal import COMMAND_LINE
+from loraplex_platform.models import BillingProfile, InvoiceLine, InvoiceRow, Tenant
+from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage.credit_service import CreditService
+from loraplex_platform.usage.credits import Grant, Spent, burn
+from loraplex_platform.usage.facts import UsageFacts
+from loraplex_platform.usage.invoice_document import digest_of, html_of
+from loraplex_platform.usage.invoice_service import InvoiceService, Month, content_of, status_of
+from loraplex_platform.usage.ledger_repository import LedgerRepository
+from loraplex_platform.usage.money import PICO, PICO_PER_CENT
+from loraplex_platform.usage.periods import Period
+
+JUNE, JULY = Month(2026, 6), Month(2026, 7)
+LATER = datetime(2027, 1, 1, tzinfo=UTC)
+BIG = {"prompt_tokens": 10**6, "cached_tokens": 0, "completion_tokens": 10**6}  # half a dollar
+
+
+def invoices_of(database: Database, now: datetime = LATER) -> InvoiceService:
+    return InvoiceService(database, ManualClock(now), "Example Inc.")
+
+
+async def acme_of(database: Database) -> Tenant:
+    await two_tenants(database)
+    return await TenantService(database, SystemClock()).get("acme")
+
+
+async def balance(database: Database, tenant: Tenant, account: str) -> int:
+    async with database.reading() as session:
+        return await LedgerRepository(session).balance(tenant.id, account)
+
+
+async def test_an_invoice_says_what_was_used_at_which_price(database: Database) -> None:
+    acme = await acme_of(database)
+    await post(database, [facts(acme.id, **BIG) for _ in range(3)])
+    row = await invoices_of(database).finalize(acme, JUNE)
+    lines = [(li["description"], li["quantity"], li["amount"]) for li in row.document["lines"]]
+    assert lines == [
+        ("Output tokens, tiny, tier standard", "3000000", "1.20"),
+        ("Input tokens, tiny, tier standard", "3000000", "0.30"),
+    ]
+    assert (row.document["total"], row.total_cents) == ("1.50", 150)
+    assert row.document["number"] == "INV-000001"
+    assert digest_of(row.document) == row.sha256
+    assert await balance(database, acme, "receivable") == 150 * PICO_PER_CENT
+
+
+async def test_a_month_has_one_invoice_and_only_once_it_is_over(database: Database) -> None:
+    acme = await acme_of(database)
+    with pytest.raises(InvalidRequest):
+        await invoices_of(database, NOON).finalize(acme, JUNE)
+    assert (await invoices_of(database, NOON).draft(acme, JUNE))["total"] == "0.00"
+    await invoices_of(database).finalize(acme, JUNE)
+    with pytest.raises(Conflict):
+        await invoices_of(database).finalize(acme, JUNE)
+
+
+async def test_late_events_are_corrections_on_the_next_invoice(database: Database) -> None:
+    acme = await acme_of(database)
+    await post(database, [facts(acme.id, **BIG)])
+    june = await invoices_of(database).finalize(acme, JUNE)
+    await post(database, [facts(acme.id, **BIG)])
+    july = await invoices_of(database).finalize(acme, JULY)
+    assert (june.document["total"], july.document["total"]) == ("0.50", "0.50")
+    assert [line["is_correction"] for line in july.document["lines"]] == [True, True]
+    kept = await invoices_of(database).get(june.id)
+    assert content_of(kept) == content_of(june)
+
+
+async def test_fee_credits_and_tax_have_lines_of_their_own(database: Database) -> None:
+    acme = await acme_of(database)
+    credits = CreditService(database, ManualClock(NOON - timedelta(days=14)))
+    await credits.set_profile(
+        BillingProfile(
+            tenant_id=acme.id,
+            zone="Europe/Berlin",
+            legal_name="Acme <GmbH>",
+            address="Street 1\nBerlin",
+            tax_basis_points=1900,
+            minimum_fee_cents=200,
+            payment_days=14,
+        )
+    )
+    await credits.grant(acme.id, "welcome", 20 * PICO_PER_CENT)
+    await post(database, [facts(acme.id, **BIG)])
+    row = await invoices_of(database).finalize(acme, JUNE)
+    document = row.document
+    assert document["subtotal"] == "0.50"
+    assert document["minimum_fee"] == "1.50"
+    assert [credit["amount"] for credit in document["credits"]] == ["-0.20"]
+    assert (document["tax"]["amount"], document["total"]) == ("0.34", "2.14")
+    assert await balance(database, acme, "receivable") == 214 * PICO_PER_CENT
+    assert await balance(database, acme, "credit") == 0
+    page = html_of(document, status_of(row))
+    assert "Acme &lt;GmbH&gt;" in page
+    assert "@media print" in page
+
+
+async def test_paid_and_void(database: Database) -> None:
+    acme = await acme_of(database)
+    await post(database, [facts(acme.id, **BIG)])
+    service = invoices_of(database)
+    row = await service.finalize(acme, JUNE)
+    note = await service.void(row.id)
+    assert (note.document["number"], note.total_cents) == ("INV-000002", -50)
+    again = await service.finalize(acme, JUNE)
+    assert again.total_cents == 50
+    for _ in range(2):
+        paid = await service.pay(again.id)
+    assert [status_of(r) for r in (await service.get(row.id), paid)] == ["void", "paid"]
+    assert await balance(database, acme, "receivable") == 0
+    assert await balance(database, acme, "cash") == 50 * PICO_PER_CENT
+    with pytest.raises(Conflict):
+        await service.void(again.id)
+
+
+async def test_hosting_is_on_the_invoice(database: Database) -> None:
+    acme = await acme_of(database)
+    await add_adapter_of(database, acme.id, num_bytes=2**30, created_at=NOON)
+    draft = await invoices_of(database, NOON + timedelta(days=1)).draft(acme, JUNE)
+    [line] = draft["lines"]
+    assert (line["quantity"], line["unit"], line["amount"]) == ("24.000000", "GiB-hours", "0.05")
+
+
+async def finalize_at_once(database: Database) -> None:
+    """Twelve tenants' invoices in parallel have the numbers from 1 to 12."""
+    tenants = TenantService(database, SystemClock())
+    made = [await tenants.create(f"t{n}") for n in range(12)]
+    service = invoices_of(database)
+    rows = await asyncio.gather(*(service.finalize(tenant, JUNE) for tenant in made))
+    assert sorted(row.number for row in rows) == list(range(1, 13))
+
+
+async def test_numbers_have_no_gap(database: Database) -> None:
+    await finalize_at_once(database)
+
+
+@pytest.mark.slow
+async def test_numbers_have_no_gap_on_postgres(postgres_url: str) -> None:
+    upgrade(postgres_url)
+    database = Database(postgres_url, pool_size=12)
+    await finalize_at_once(database)
+    await database.close()
+
+
+async def test_a_grant_key_grants_once(database: Database) -> None:
+    acme = await acme_of(database)
+    credits = CreditService(database, ManualClock(NOON))
+    await credits.grant(acme.id, "k", PICO, funding="paid", expires_at=NOON + timedelta(days=30))
+    with pytest.raises(Conflict):
+        await credits.grant(acme.id, "k", PICO)
+    await post(database, [facts(acme.id, started_at=NOON + timedelta(hours=1), **BIG)])
+    state = await credits.balance(acme.id)
+    assert (state.settled_pico, state.available_pico) == (PICO, PICO // 2)
+
+
+def grant(id: str, pico: int, priority: int = 1, expires_in: int | None = None) -> Grant:
+    expires = None if expires_in is None else NOON + timedelta(days=expires_in)
+    return Grant(id, pico, priority, NOON, expires, NOON)
+
+
+def test_grants_burn_by_priority_then_expiry_while_they_hold() -> None:
+    grants = [grant("c", 100), grant("b", 5, 1, 9), grant("a", 5, 1, 3), grant("z", 100, 2)]
+    at = [Spent(NOON + timedelta(days=day), 7) for day in (1, 4)]
+    assert burn(grants, at) == {"a": 5, "b": 5, "c": 4}
+    assert burn(grants, [Spent(NOON - timedelta(days=1), 7)]) == {}
+
+
+@given(st.permutations(range(8)))
+def test_credits_do_not_depend_on_arrival(order: list[int]) -> None:
+    grants = [grant("a", 10, 2, 3), grant("b", 12, 1), grant("c", 7, 1, 5)]
+    charges = [Spent(NOON + timedelta(days=day), 3 + day) for day in range(8)]
+    assert burn(grants, [charges[i] for i in order]) == burn(grants, charges)
+
+
+MONTHS = [Month(2026, month) for month in range(4, 10)]
+
+
+@hypothesis_settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    st.lists(any_facts(("a",)), min_size=1, max_size=25),
+    st.sampled_from(["UTC", "Asia/Kathmandu", "Pacific/Pago_Pago", "Australia/Lord_Howe"]),
+    st.integers(0, 10),
+    st.integers(0, 300),
+)
+def test_events_ledger_and_invoices_agree_to_the_pico_dollar(
+    migrated: Path, events: list[UsageFacts], zone: str, num_late: int, credit_cents: int
+) -> None:
+    async def story(database: Database) -> None:
+        tenant = Tenant(id="a", name="a", state="active", created_at=NOON)
+        async with changing(database, COMMAND_LINE.actor, ManualClock()) as session:
+            session.add(tenant)
+        start = NOON - timedelta(days=60)
+        await add_adapter_of(database, "a", num_bytes=123_456_789, created_at=start)
+        credits = CreditService(database, ManualClock(start))
+        await credits.set_profile(profile_in(zone))
+        if credit_cents:
+            await credits.grant("a", "k", credit_cents * PICO_PER_CENT)
+        await post(database, events[num_late:])
+        service = invoices_of(database)
+        for month in MONTHS:
+            await service.finalize(tenant, month)
+            if month == MONTHS[2]:
+                await post(database, events[:num_late])
+        await check_agreement(database, tenant, zone)
+
+    with TemporaryDirectory() as folder:
+        database = Database(home_like(migrated.parent, Path(folder)).database)
+        asyncio.run(closing(database, story(database)))
+
+
+def profile_in(zone: str) -> BillingProfile:
+    return BillingProfile(
+        tenant_id="a",
+        zone=zone,
+        legal_name="",
+        address="",
+        tax_basis_points=770,
+        minimum_fee_cents=3,
+        payment_days=30,
+    )
+
+
+async def closing(database: Database, work: object) -> None:
+    try:
+        await work
+    finally:
+        await database.close()
+
+
+async def check_agreement(database: Database, tenant: Tenant, zone: str) -> None:
+    there = ZoneInfo(zone)
+    until = Period(MONTHS[0].period(there).start, MONTHS[-1].period(there).end)
+    async with database.reading() as session:
+        rows = list(await session.scalars(across_tenants(InvoiceRow)))
+        lines = list(await session.scalars(across_tenants(InvoiceLine)))
+        ledger = LedgerRepository(session)
+        earned = sum(
+            [
+                -await ledger.balance(tenant.id, "revenue", kind=kind, period=until)
+                for kind in ("usage", "hosting")
+            ]
+        )
+        owed = await ledger.balance(tenant.id, "receivable", period=Period(until.start, LATER))
+        assert await ledger.unbalanced() == []
+    assert sum(line.pico for line in lines) == earned
+    assert owed == sum(row.total_cents for row in rows) * PICO_PER_CENT
+    assert [row.number for row in rows] == list(range(1, len(MONTHS) + 1))

@@ -82,7 +82,8 @@ def create_app(
     )
     gate = Gate(store, UsageHistory(database, clock))
     prices = PriceService(database, clock)
-    meter = Meter(database, Books(prices, clock), Spool(settings.home / "spool"))
+    books = Books(prices, clock)
+    meter = Meter(database, books, Spool(settings.home / "spool"))
     rejections = RejectionLog(database, clock)
     tenant_limiter = TenantLimiter(
         gate,
@@ -111,6 +112,7 @@ def create_app(
         limiter=limiter
         or line_limiter(settings, database, clock, gate, rejections, limiter_metrics),
         metrics=metrics,
+        books=books,
         secrets=secrets,
         files=file_service,
         clock=clock,

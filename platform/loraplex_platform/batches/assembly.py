@@ -25,7 +25,7 @@ from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.resolver import Resolver
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
-from loraplex_platform.usage.meter import Meter
+from loraplex_platform.usage.books import Books
 
 
 class CeleryNotInstalled(Exception):
@@ -66,6 +66,7 @@ def assemble_dispatcher(
     database: Database,
     limiter: Limiter,
     metrics: Metrics,
+    books: Books,
     secrets: Secrets,
     files: FileService,
     clock: Clock,
@@ -90,7 +91,7 @@ def assemble_dispatcher(
     limits = EffectiveLimits(database, clock)
     return Dispatcher(
         database=database,
-        queue=LineQueue(database, files, Meter(database), clock, pace.lease_s),
+        queue=LineQueue(database, files, books, clock, pace.lease_s),
         runner=LineRunner(inference, held),
         intake=Intake(database, files, resolver, limits, clock, pace.lease_s),
         closing=Closing(database, files, clock, pace.lease_s),

@@ -26,7 +26,8 @@ from loraplex_platform.batches.shares import Candidate, share
 from loraplex_platform.db.database import Database
 from loraplex_platform.files.service import FileService
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.usage.meter import Meter
+from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.facts import UsageFacts
 
 log = structlog.get_logger(__name__)
 RECOVERED_AT_ONCE = 1000
@@ -49,11 +50,11 @@ class Ended(NamedTuple):
 
 class LineQueue:
     def __init__(
-        self, database: Database, files: FileService, meter: Meter, clock: Clock, lease_s: float
+        self, database: Database, files: FileService, books: Books, clock: Clock, lease_s: float
     ) -> None:
         self._database = database
         self._files = files
-        self._meter = meter
+        self._books = books
         self._clock = clock
         self._lease = timedelta(seconds=lease_s)
 
@@ -91,7 +92,7 @@ class LineQueue:
 
         Whether the last line of a job was among them.
         """
-        now = self._clock.now()
+        now, facts = self._clock.now(), list[UsageFacts]()
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         async with self._database.unit_of_work() as session:
             lines, batches = LineRepository(session), BatchRepository(session)
@@ -101,9 +102,12 @@ class LineQueue:
                     log.warning("batch_line_discarded", batch=claim.batch_id, line=claim.line_no)
                     continue
                 if isinstance(closed, Done):
-                    await self._meter.write(session, closed.facts)
+                    facts.append(closed.facts)
                 counts[claim.batch_id].update(_counts(closed, claim))
-            return await _add(batches, counts, now)
+            is_any_done = await _add(batches, counts, now)
+            if facts:
+                await self._books.post(session, facts)
+        return is_any_done
 
     async def recover(self) -> int:
         """Lines whose owner is gone are to be claimed again; returns how many there were."""

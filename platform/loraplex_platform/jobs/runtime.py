@@ -22,6 +22,8 @@ from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.price_service import PriceService
 
 START_S = 60.0
 GRACE_S = 10.0  # for lines at work when the process is told to stop
@@ -87,6 +89,7 @@ async def working(settings: Settings) -> AsyncIterator[Dispatcher]:
         database=database,
         limiter=line_limiter(settings, database, clock, gate, rejections, limiter_metrics),
         metrics=metrics,
+        books=Books(PriceService(database, clock), clock),
         secrets=Secrets.load_or_create(settings.home),
         files=FileService(database, BlobStore(settings.files), clock),
         clock=clock,

@@ -9,7 +9,6 @@ from typing import Literal, Protocol
 import structlog
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.database import Database
 from loraplex_platform.usage.books import Books
@@ -71,10 +70,6 @@ class Meter:
             self._at("committed")
             self._spool.written(segment)
         return None
-
-    async def write(self, session: AsyncSession, facts: UsageFacts) -> None:
-        """The same within the caller's transaction, who knows that it is the first time."""
-        await self._books.post(session, [facts])
 
     async def run(self) -> None:
         """Drains from time to time, until it is cancelled."""

@@ -24,7 +24,7 @@ from tests.services import running_postgres, running_redis
 
 from loraplex_adapters.blobs import BlobStore
 from loraplex_engine.server import EngineServer
-from loraplex_platform.auth.service import KeyService
+from loraplex_platform.auth.authenticator import Authenticator
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.schemas import FINAL, CreateBatch
 from loraplex_platform.batches.service import BatchService, Bell
@@ -134,7 +134,9 @@ class Desk:
         self._database = Database(site.settings.database)
         self._files = FileService(self._database, BlobStore(site.settings.files), clock)
         self._batches = BatchService(self._database, bell, clock)
-        self._keys = KeyService(self._database, Secrets.load_or_create(site.settings.home), clock)
+        self._keys = Authenticator(
+            self._database, Secrets.load_or_create(site.settings.home), clock
+        )
         self._key = site.key
 
     async def submit(self, count: int) -> str:

@@ -37,7 +37,7 @@ LEASE_S = 1.0
 TICK_S = 0.1
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 async def home(request: pytest.FixtureRequest, settings: Settings) -> tuple[Settings, Seeded]:
     """Settings of a fast dispatcher over a seeded database of each kind."""
     fast = replace(settings, batch_lease_s=LEASE_S, batch_tick_s=TICK_S, batch_concurrency=8)

@@ -41,8 +41,8 @@ from loraplex_platform.models import Batch, UsageEvent
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-LEASE_S, TICK_S = 1.0, 0.2
-START_S = 20.0  # a process may take so long to start on a busy machine
+LEASE_S, TICK_S = 2.0, 0.2
+START_S = 40.0  # a process may take so long to start on a busy machine
 
 
 class Site(NamedTuple):

@@ -10,6 +10,7 @@ from loraplex_adapters.store import AdapterStore
 from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.service import CatalogueService
+from loraplex_platform.cli_batches import batches, beat, worker
 from loraplex_platform.cli_billing import billing
 from loraplex_platform.cli_limits import limits
 from loraplex_platform.cli_operators import operators
@@ -41,6 +42,9 @@ app.add_typer(keys, name="keys")
 app.add_typer(adapters, name="adapters")
 app.add_typer(models, name="models")
 app.add_typer(limits, name="limits")
+app.add_typer(batches, name="batches")
+app.command("worker")(worker)
+app.command("beat")(beat)
 app.add_typer(operators, name="operators")
 app.add_typer(plans, name="plans")
 

@@ -37,7 +37,7 @@ LEASE_S = 1.0
 TICK_S = 0.1
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 async def home(request: pytest.FixtureRequest, settings: Settings) -> tuple[Settings, Seeded]:
     """Settings of a fast dispatcher over a seeded database of each kind."""
     fast = replace(settings, batch_lease_s=LEASE_S, batch_tick_s=TICK_S, batch_concurrency=8)
@@ -60,7 +60,7 @@ async def serving(
 def idle_queue(served: Served, clock: ManualClock | None = None) -> LineQueue:
     """A queue over the same database, for a dispatcher that the test plays."""
     queue: LineQueue = served.app.state.jobs._queue
-    return LineQueue(queue._database, queue._files, queue._meter, clock or SystemClock(), LEASE_S)
+    return LineQueue(queue._database, queue._files, queue._books, clock or SystemClock(), LEASE_S)
 
 
 def no_room(served: Served) -> None:
@@ -250,7 +250,7 @@ def app(make_app: Callable[..., FastAPI]) -> FastAPI:
 
 
 async def tenant_of(served: Served) -> str:
-    return (await served.app.state.keys.authenticate(served.keys.acme)).tenant_id
+    return (await served.app.state.authenticator.authenticate(served.keys.acme)).tenant_id
 
 
 async def test_a_paused_batch_waits_until_it_is_resumed(served: Served) -> None:

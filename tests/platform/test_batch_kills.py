@@ -24,7 +24,7 @@ from tests.services import running_postgres, running_redis
 
 from loraplex_adapters.blobs import BlobStore
 from loraplex_engine.server import EngineServer
-from loraplex_platform.auth.service import KeyService
+from loraplex_platform.auth.authenticator import Authenticator
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.schemas import FINAL, CreateBatch
 from loraplex_platform.batches.service import BatchService, Bell
@@ -41,8 +41,8 @@ from loraplex_platform.models import Batch, UsageEvent
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-LEASE_S, TICK_S = 1.0, 0.2
-START_S = 20.0  # a process may take so long to start on a busy machine
+LEASE_S, TICK_S = 2.0, 0.2
+START_S = 40.0  # a process may take so long to start on a busy machine
 
 
 class Site(NamedTuple):
@@ -134,7 +134,9 @@ class Desk:
         self._database = Database(site.settings.database)
         self._files = FileService(self._database, BlobStore(site.settings.files), clock)
         self._batches = BatchService(self._database, bell, clock)
-        self._keys = KeyService(self._database, Secrets.load_or_create(site.settings.home), clock)
+        self._keys = Authenticator(
+            self._database, Secrets.load_or_create(site.settings.home), clock
+        )
         self._key = site.key
 
     async def submit(self, count: int) -> str:

@@ -1,14 +1,18 @@
 """The command line, also beside a running server."""
 
 import asyncio
+import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from openai import AuthenticationError
 from tests.adapters.folders import BASE, write_adapter, zeros_file
-from tests.platform_stand import Served
+from tests.platform.batch_stand import jsonl, line
+from tests.platform_stand import Seeded, Served, listening
 from typer.testing import CliRunner, Result
 
 from loraplex_platform.auth.keys import parse_key
@@ -182,3 +186,54 @@ async def test_commands_take_effect_in_a_running_server_within_a_second(
     await asyncio.sleep(1)
     with pytest.raises(AuthenticationError):
         await served.client(key).models.list()
+
+
+async def test_a_batch_is_submitted_and_watched(
+    make_app: Callable[..., FastAPI], settings: Settings, tmp_path: Path
+) -> None:
+    app, answers = make_app(batch_tick_s=0.1), tmp_path / "answers.jsonl"
+    home, acme = settings.home, ("--tenant", "acme")
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(jsonl(line("a"), line("b", temperature=9)))
+    async with listening(app):
+        done = await asyncio.to_thread(
+            loraplex,
+            home,
+            "batches",
+            "submit",
+            str(file),
+            *acme,
+            "--watch",
+            "--output",
+            str(answers),
+        )
+    assert done.exit_code == 0, done.output
+    assert "completed" in done.stdout
+    assert [json.loads(text)["custom_id"] for text in answers.read_text().splitlines()] == ["a"]
+
+
+def test_a_waiting_batch_is_paused_resumed_and_cancelled(
+    settings: Settings, keys: Seeded, tmp_path: Path
+) -> None:
+    home, acme, file = settings.home, ("--tenant", "acme"), tmp_path / "in.jsonl"
+    file.write_bytes(jsonl(line("a")))
+    waiting = loraplex(home, "batches", "submit", str(file), *acme).stdout.strip()
+    assert loraplex(home, "batches", "pause", waiting).exit_code == 0
+    listed = loraplex(home, "batches", "list", *acme).stdout
+    assert f"{waiting}  paused  0+0/0" in listed
+    assert loraplex(home, "batches", "resume", waiting).exit_code == 0
+    assert "cancelling" in loraplex(home, "batches", "cancel", waiting, *acme).stdout
+
+
+async def test_a_batch_that_fails_says_why_by_line(
+    make_app: Callable[..., FastAPI], settings: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(jsonl(line("a"), "{"))
+    async with listening(make_app(batch_tick_s=0.1)):
+        done = await asyncio.to_thread(
+            loraplex, settings.home, "batches", "submit", str(file), "--tenant", "acme", "--watch"
+        )
+    assert done.exit_code == 1
+    assert "line 2" in done.stderr
+    assert "invalid_json_line" in done.stderr

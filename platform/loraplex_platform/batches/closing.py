@@ -126,7 +126,7 @@ class Closing:
                 raise LeaseLost(batch.id)
             repository = FileRepository(session)
             for draft, num_bytes in files.items():
-                await repository.replace(_row(batch, draft, num_bytes, now))
+                await repository.add(_row(batch, draft, num_bytes, now))
             await repository.hold(batch.input_file_id, -1)
 
 

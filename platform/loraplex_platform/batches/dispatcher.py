@@ -25,6 +25,7 @@ from loraplex_platform.kit.ids import new_id
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.1  # how soon spare capacity is seen
+LINGER_S = 0.05
 AFTER_FAULT_S = 1.0
 SWEEP_S = 60.0
 STEPS_AT_ONCE = 4  # jobs that are validated or closed side by side
@@ -230,6 +231,7 @@ class Dispatcher:
     async def _write(self) -> None:
         """Everything that has ended, in one transaction."""
         ended = [await self._ended.get()]
+        await self._pause(LINGER_S)  # others end soon, and a transaction costs more than a line
         while not self._ended.empty():
             ended.append(self._ended.get_nowait())
         try:

@@ -3,7 +3,8 @@
 Whoever touches lines and their job's counters in one transaction takes the lines first.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from loraplex_platform.db.scope import (
 )
 
 State = Literal["pending", "leased", "done", "failed", "cancelled", "expired"]
-OPEN: tuple[State, ...] = ("pending", "leased")
+RELEASED: dict[str, None] = {"lease_owner": None, "lease_until": None}
 READ_AT_ONCE = 200
 
 
@@ -122,20 +123,37 @@ class LineRepository:
             .values(lease_until=until)
         )
 
-    async def close(self, claim: Claim, values: dict[str, Any]) -> bool:
-        """Write a line's end, or give it back; False when it is no longer ours."""
-        result = await self._session.execute(
-            change_across_tenants(BatchLine)
-            .where(
-                BatchLine.batch_id == claim.batch_id,
-                BatchLine.line_no == claim.line_no,
-                BatchLine.state == "leased",
-                BatchLine.epoch == claim.epoch,
+    async def still_ours(self, claims: Sequence[Claim]) -> set[Claim]:
+        """Those of the claims that nobody has taken over, locked."""
+        by_batch: defaultdict[str, dict[int, Claim]] = defaultdict(dict)
+        for claim in sorted(claims):
+            by_batch[claim.batch_id][claim.line_no] = claim
+        ours = set()
+        for batch_id, lines in by_batch.items():
+            leased = (
+                across_tenants(BatchLine)
+                .where(
+                    BatchLine.batch_id == batch_id,
+                    BatchLine.line_no.in_(lines),
+                    BatchLine.state == "leased",
+                )
+                .order_by(BatchLine.line_no)
+                .with_for_update(of=BatchLine)
+                .with_only_columns(BatchLine.line_no, BatchLine.epoch)
             )
-            .values(lease_owner=None, lease_until=None, **values)
-        )
-        assert isinstance(result, CursorResult)
-        return result.rowcount == 1
+            for line_no, epoch in await self._session.execute(leased):
+                if lines[line_no].epoch == epoch:
+                    ours.add(lines[line_no])
+        return ours
+
+    async def close(self, ends: Mapping[Claim, dict[str, Any]]) -> None:
+        """Write the ends of lines that are ours, or give them back."""
+        rows: defaultdict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for claim, values in ends.items():
+            row = {"batch_id": claim.batch_id, "line_no": claim.line_no, **RELEASED, **values}
+            rows[tuple(row)].append(row)
+        for alike in rows.values():  # one statement for all lines with the same columns
+            await self._session.execute(change_across_tenants(BatchLine), alike)
 
     async def abandoned(self, now: datetime, limit: int) -> Sequence[BatchLine]:
         """Lines whose owner is gone, locked."""

@@ -27,6 +27,7 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.files.service import FileService
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.facts import UsageFacts
 
 log = structlog.get_logger(__name__)
 RECOVERED_AT_ONCE = 1000
@@ -91,19 +92,26 @@ class LineQueue:
 
         Whether the last line of a job was among them.
         """
-        now = self._clock.now()
+        now, facts = self._clock.now(), list[UsageFacts]()
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         async with self._database.unit_of_work() as session:
             lines, batches = LineRepository(session), BatchRepository(session)
-            for claim, outcome in sorted(ended, key=lambda e: e.claim):
-                closed = self._closed(claim, outcome, now)
-                if not await lines.close(claim, _values(closed, claim, now)):
+            ours = await lines.still_ours([claim for claim, _ in ended])
+            ends: dict[Claim, dict[str, Any]] = {}
+            for claim, outcome in ended:
+                if claim not in ours:
                     log.warning("batch_line_discarded", batch=claim.batch_id, line=claim.line_no)
                     continue
-                if isinstance(closed, Done):
-                    await self._books.post(session, [closed.facts])
+                closed = self._closed(claim, outcome)
+                ends[claim] = _values(closed, claim, now)
                 counts[claim.batch_id].update(_counts(closed, claim))
-            return await _add(batches, counts, now)
+                if isinstance(closed, Done):
+                    facts.append(closed.facts)
+            await lines.close(ends)
+            is_any_done = await _add(batches, counts, now)
+            if facts:
+                await self._books.post(session, facts)
+        return is_any_done
 
     async def recover(self) -> int:
         """Lines whose owner is gone are to be claimed again; returns how many there were."""
@@ -112,19 +120,21 @@ class LineQueue:
         async with self._database.unit_of_work() as session:
             lines, batches = LineRepository(session), BatchRepository(session)
             abandoned = await lines.abandoned(now, RECOVERED_AT_ONCE)
+            ends: dict[Claim, dict[str, Any]] = {}
             for line in abandoned:
                 claim = Claim(
                     line.batch_id, line.line_no, line.offset, line.num_bytes, line.tokens,
                     line.attempts, line.epoch,
                 )  # fmt: skip
                 retry = Retry("its process ended", is_counted=True, after_s=0.0)
-                closed = self._closed(claim, retry, now)
-                await lines.close(claim, _values(closed, claim, now))
+                closed = self._closed(claim, retry)
+                ends[claim] = _values(closed, claim, now)
                 counts[claim.batch_id].update(_counts(closed, claim))
+            await lines.close(ends)
             await _add(batches, counts, now)
         return len(abandoned)
 
-    def _closed(self, claim: Claim, outcome: Outcome, now: datetime) -> Outcome:
+    def _closed(self, claim: Claim, outcome: Outcome) -> Outcome:
         """What a try comes to: one too many sets the line aside."""
         if isinstance(outcome, Retry) and outcome.is_counted and claim.attempts >= MAX_ATTEMPTS:
             log.warning("batch_line_set_aside", batch=claim.batch_id, line=claim.line_no)

@@ -24,12 +24,8 @@ class FileRepository:
         self._session = session
 
     async def add(self, file: StoredFile) -> None:
+        """A new row, or one from an earlier session with what has changed since."""
         self._session.add(file)
-        await self._session.flush()
-
-    async def replace(self, file: StoredFile) -> None:
-        """Over the row of an earlier try, if there was one."""
-        await self._session.merge(file)
         await self._session.flush()
 
     async def get(self, principal: Principal, file_id: str) -> StoredFile | None:

@@ -66,7 +66,7 @@ class FileService:
         )
         async with self._database.unit_of_work() as session:
             file.ready_at = self._clock.now()
-            await FileRepository(session).replace(file)
+            await FileRepository(session).add(file)
         return FileObject.of(file)
 
     async def list(self, principal: Principal, query: FileQuery) -> Page[FileObject]:

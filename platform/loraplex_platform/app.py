@@ -29,6 +29,7 @@ from loraplex_platform.batches import endpoints as batches
 from loraplex_platform.batches.assembly import assemble_dispatcher, line_limiter, open_doorbell
 from loraplex_platform.batches.service import BatchService, Bell
 from loraplex_platform.catalogue import endpoints as adapters
+from loraplex_platform.catalogue import operators as adapter_operators
 from loraplex_platform.catalogue.desk import open_desk
 from loraplex_platform.catalogue.upload import MAX_BYTES as MAX_ADAPTER_BYTES
 from loraplex_platform.config import Settings
@@ -200,6 +201,7 @@ def create_app(
     app.include_router(prefixes.router)
     app.include_router(files.router)
     app.include_router(adapters.router)
+    app.include_router(adapter_operators.router)
     app.include_router(control)
     app.include_router(batches.router)
     return app

@@ -27,9 +27,11 @@ class AdapterDesk:
         *,
         base_folder: Path | None,
         max_rank: int,
+        folders: tuple[Path, ...] = (),
     ) -> None:
         self.catalogue = catalogue
         self.routes = routes
+        self.folders = folders  # of this machine, from which operators may add
         self._residency = residency
         self._base_folder = base_folder
         self._max_rank = max_rank
@@ -90,4 +92,5 @@ def open_desk(
         routes,
         base_folder=None if settings.model is None else Path(settings.model),
         max_rank=settings.max_lora_rank,
+        folders=tuple(map(Path, settings.adapter_folders)),
     )

@@ -70,6 +70,13 @@ class CatalogueService:
         if name == self._base_id:
             raise Conflict(f"{name!r} is the base model's name", param="name")
 
+    async def check_free(self, principal: Principal, name: str) -> None:
+        async with self._database.reading() as session:
+            if await AdapterRepository(session).name(principal, name) is not None:
+                raise Conflict(
+                    f"there is an adapter {name!r} already", param="name", code="name_taken"
+                )
+
     async def judge(
         self, folder: Path, *, base_folder: Path, max_rank: int, param: str | None = None
     ) -> StoredAdapter:
@@ -105,12 +112,9 @@ class CatalogueService:
         self, tenant_id: str, name: str, folder: Path, *, base_folder: Path, max_rank: int
     ) -> StoredAdapter:
         """Judge and store a PEFT folder, and give it a name that is free."""
-        self.check_name(name)
         principal = Principal(tenant_id, "", "")
-        async with self._database.reading() as session:
-            taken = await AdapterRepository(session).name(principal, name)
-        if taken is not None:
-            raise Conflict(f"there is an adapter {name!r} already", param="name")
+        self.check_name(name)
+        await self.check_free(principal, name)
         stored = await self.judge(folder, base_folder=base_folder, max_rank=max_rank)
         await self.publish(principal, name, stored, by=COMMAND, activate=True)
         return stored

@@ -15,15 +15,14 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from loraplex_adapters.report import LoadReport
 from loraplex_engine.fake import FakeEngine
 from loraplex_platform.auth.service import KeyService
-from loraplex_platform.catalogue.models import Adapter
-from loraplex_platform.catalogue.repository import AdapterRepository
+from loraplex_platform.catalogue.registry import SqlRegistry
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
-from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.models import UsageEvent
 from loraplex_platform.openai.served_model import BYTE_OF_CHAR
@@ -92,20 +91,8 @@ async def seed(settings: Settings) -> Seeded:
 
 
 async def add_adapter(database: Database, tenant_id: str, name: str, version: str) -> None:
-    now = SystemClock().now()
-    adapter = Adapter(
-        id=new_id("adp"),
-        tenant_id=tenant_id,
-        name=name,
-        version=version,
-        rank=8,
-        num_bytes=1,
-        manifest={},
-        created_at=now,
-        updated_at=now,
-    )
-    async with database.unit_of_work() as session:
-        await AdapterRepository(session).add(adapter)
+    report = LoadReport(None, rank=8, num_bytes=1, modules=(), unadapted=(), warnings=())
+    await SqlRegistry(database, lambda _: report, SystemClock()).add(tenant_id, name, version)
 
 
 async def usage_of(app: FastAPI) -> list[UsageEvent]:

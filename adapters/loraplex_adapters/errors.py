@@ -2,6 +2,7 @@
 
 AdapterError
 ├── MalformedAdapter         the files are not what PEFT saves
+│   ├── BadArchive              bad_archive
 │   ├── MissingFile             missing_file
 │   ├── UnsafePath              unsafe_path
 │   ├── PickleRefused           pickle_refused
@@ -52,6 +53,12 @@ class MalformedAdapter(AdapterError):
     """The files are not what PEFT saves."""
 
     code = "malformed_adapter"
+
+
+class BadArchive(MalformedAdapter):
+    """The archive is no zip file, or holds something else than one adapter."""
+
+    code = "bad_archive"
 
 
 class MissingFile(MalformedAdapter):

@@ -12,6 +12,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -50,18 +51,35 @@ class AdapterStore:
 
     def put(self, folder: Path, *, base: BaseModel, limits: Limits) -> StoredAdapter:
         """Judge a client's folder and keep its canonical content; putting it twice is one version."""
-        draft = self._incoming / uuid.uuid4().hex
-        draft.mkdir()
-        try:
+        with self.draft() as draft:
             with open_adapter(folder, limits.max_bytes) as files:
                 manifest = judge(files, base, limits)
                 version = _write_canonical(draft / CANONICAL_NAME, files.weights, manifest)
             _write_synced(draft / REPORT_NAME, json.dumps(manifest.report.to_json()).encode())
             self._publish(draft, version)
+        return StoredAdapter(version, manifest.report)
+
+    @contextmanager
+    def draft(self) -> Iterator[Path]:
+        """An empty folder beside the versions; what is still there at the end goes."""
+        draft = self._incoming / uuid.uuid4().hex
+        draft.mkdir()
+        try:
+            yield draft
         finally:
             if draft.exists():
                 shutil.rmtree(draft)
-        return StoredAdapter(version, manifest.report)
+
+    def sweep_drafts(self, older_than_s: float, now_s: float) -> int:
+        """Remove drafts whose process died; both times in seconds of Unix; how many there were."""
+        dead = [d for d in self._incoming.iterdir() if now_s - d.stat().st_mtime > older_than_s]
+        for draft in dead:
+            shutil.rmtree(draft, ignore_errors=True)  # its owner may be removing it too
+        return len(dead)
+
+    def is_older(self, version: str, seconds: float, now_s: float) -> bool:
+        """Whether a version was last put so long ago."""
+        return now_s - self.path(version).stat().st_mtime > seconds
 
     def path(self, version: str) -> Path:
         """The folder of a version, which is there."""
@@ -107,6 +125,7 @@ class AdapterStore:
         if target.exists():
             try:
                 self.verify(version)
+                os.utime(target)  # somebody has put it just now
                 return
             except CorruptVersion:
                 self.delete(version)

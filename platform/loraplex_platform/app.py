@@ -17,6 +17,7 @@ from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.plans import PlanService
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.admission.service import LimitService
+from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.admission.stores import open_store
 from loraplex_platform.admission.tenant_limiter import TenantLimiter
 from loraplex_platform.audit.service import AuditService
@@ -27,6 +28,10 @@ from loraplex_platform.auth.service import KeyService
 from loraplex_platform.batches import endpoints as batches
 from loraplex_platform.batches.assembly import assemble_dispatcher, line_limiter, open_doorbell
 from loraplex_platform.batches.service import BatchService, Bell
+from loraplex_platform.catalogue import endpoints as adapters
+from loraplex_platform.catalogue import operators as adapter_operators
+from loraplex_platform.catalogue.desk import open_desk
+from loraplex_platform.catalogue.upload import MAX_BYTES as MAX_ADAPTER_BYTES
 from loraplex_platform.config import Settings
 from loraplex_platform.control.router import router as control
 from loraplex_platform.db.database import Database
@@ -103,6 +108,7 @@ def create_app(
         settings.claim_ttl_s,
         prices,
     )
+    desk = open_desk(settings, database, engine, clock, model.id, check_adapter_bytes)
     inference = InferenceService(
         settings=settings,
         engine=engine,
@@ -113,6 +119,7 @@ def create_app(
         metrics=metrics,
         secrets=secrets,
         clock=clock,
+        routes=desk.routes,
     )
     file_service = FileService(database, BlobStore(settings.files), clock)
     jobs = _jobs_of(
@@ -151,6 +158,7 @@ def create_app(
                 warmth.run,
                 inference.live.run,
                 outbox.run,
+                desk.run,
             )
         ]
         yield
@@ -189,6 +197,7 @@ def create_app(
     app.state.prefixes = PrefixService(
         database, engine, model, warmth, clock, wait_s=settings.engine_wait_s
     )
+    app.state.adapters = desk
     app.state.meter = meter
     app.state.prices = prices
     app.state.budgets = budgets
@@ -209,7 +218,10 @@ def create_app(
     app.add_middleware(
         RequestContext,
         max_body_bytes=settings.max_body_bytes,
-        larger={"/v1/files": MAX_BYTES + MULTIPART_BYTES},
+        larger={
+            "/v1/files": MAX_BYTES + MULTIPART_BYTES,
+            "/v1/adapters": MAX_ADAPTER_BYTES + MULTIPART_BYTES,
+        },
         trusted_proxies=networks_of(settings.trusted_proxies),
     )
     install_error_handlers(app)
@@ -217,6 +229,8 @@ def create_app(
     app.include_router(openai.router)
     app.include_router(prefixes.router)
     app.include_router(files.router)
+    app.include_router(adapters.router)
+    app.include_router(adapter_operators.router)
     app.include_router(control)
     app.include_router(batches.router)
 

@@ -45,6 +45,7 @@ class Settings:
     batch_lease_s: float = 30.0  # when another process may take over from one that is gone
     batch_tick_s: float = 5.0  # how often a dispatcher looks for work that nobody announced
     webhook_networks: tuple[str, ...] = ()  # private ones, CIDR, that webhooks may be posted to
+    adapter_folders: tuple[str, ...] = ()  # from where operators may load adapters over HTTP
     log_level: str = "info"
     engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
 
@@ -121,7 +122,7 @@ TEXT = (
     "log_level",
 )
 PATHS = ("home", "cache")
-LISTS = ("trusted_proxies", "webhook_networks")
+LISTS = ("trusted_proxies", "webhook_networks", "adapter_folders")
 INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes", "batch_concurrency")
 SECONDS = ("engine_wait_s", "redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s")
 

@@ -9,7 +9,7 @@ from loraplex_platform.admission.models import (
 from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.auth.models import AdminKey, ApiKey, KeyUse
 from loraplex_platform.batches.models import Batch, BatchLine
-from loraplex_platform.catalogue.models import Adapter
+from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.db.base import Base
 from loraplex_platform.files.models import StoredFile
 from loraplex_platform.people.models import LoginSession, OneTimeLink, Person
@@ -32,6 +32,7 @@ from loraplex_platform.webhooks.models import Delivery, Webhook
 
 __all__ = [
     "Adapter",
+    "AdapterName",
     "AdminKey",
     "ApiKey",
     "AuditEvent",

@@ -1,6 +1,6 @@
 """The database's registry: names per tenant, pointing at versions."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -8,22 +8,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_adapters.errors import NameTaken, UnknownName
 from loraplex_adapters.registry import RegisteredAdapter
 from loraplex_adapters.report import LoadReport
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.catalogue.models import Adapter
+from loraplex_platform.catalogue.publishing import Quota, no_quota, publish
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.ids import new_id
-
-# Called in the transaction that adds a version of so many bytes to a tenant; raises to forbid it.
-Quota = Callable[[AsyncSession, str, str, int], Awaitable[None]]
-
-
-async def no_quota(session: AsyncSession, tenant: str, version: str, num_bytes: int) -> None:
-    """Whatever fits the disk."""
+from loraplex_platform.kit.principal import COMMAND_LINE, Principal
 
 
 class SqlRegistry:
-    """Implements adapters.registry.Registry; a tenant is its id. Removed names leave a tombstone."""
+    """Implements adapters.registry.Registry; a tenant is its id. Removed names leave tombstones."""
 
     def __init__(
         self,
@@ -38,25 +33,19 @@ class SqlRegistry:
         self._quota = quota
 
     async def add(self, tenant: str, name: str, version: str) -> RegisteredAdapter:
-        now, report = self._clock.now(), self._report_of(version)
-        adapter = Adapter(
-            id=new_id("adp"),
-            tenant_id=tenant,
-            name=name,
-            version=version,
-            rank=report.rank,
-            num_bytes=report.num_bytes,
-            manifest=report.to_json(),
-            created_at=now,
-            updated_at=now,
-        )
+        now, report, principal = self._clock.now(), self._report_of(version), operator(tenant)
+        taken = NameTaken(f"there is an adapter {name!r} already", name=name)
         try:
-            async with self._database.unit_of_work() as session:
+            async with changing(self._database, COMMAND_LINE.actor, self._clock) as session:
+                if await AdapterRepository(session).name(principal, name) is not None:
+                    raise taken
                 await self._quota(session, tenant, version, report.num_bytes)
-                await AdapterRepository(session).add(adapter)
+                published = await publish(
+                    session, principal, name, version, report, now=now, activate=True
+                )
         except IntegrityError as error:
-            raise NameTaken(f"there is an adapter {name!r} already", name=name) from error
-        return _registered(adapter)
+            raise taken from error
+        return _registered(published.version)
 
     async def get(self, tenant: str, name: str) -> RegisteredAdapter:
         async with self._database.reading() as session:
@@ -68,14 +57,25 @@ class SqlRegistry:
         return [_registered(adapter) for adapter in adapters]
 
     async def remove(self, tenant: str, name: str) -> RegisteredAdapter:
-        async with self._database.unit_of_work() as session:
+        principal, now = operator(tenant), self._clock.now()
+        async with changing(self._database, COMMAND_LINE.actor, self._clock) as session:
             adapter = await _living(session, tenant, name)
-            adapter.removed_at = self._clock.now()
+            adapters = AdapterRepository(session)
+            row = await adapters.name(principal, name, to_change=True)
+            assert row is not None
+            for version in await adapters.versions(principal, name):
+                version.removed_at = now
+            await adapters.delete(row)
         return _registered(adapter)
 
     async def is_used(self, version: str) -> bool:
         async with self._database.reading() as session:
             return await AdapterRepository(session).is_version_used(version)
+
+
+def operator(tenant_id: str) -> Principal:
+    """An operator's command on a tenant's behalf."""
+    return Principal(tenant_id, "", "")
 
 
 async def _living(session: AsyncSession, tenant: str, name: str) -> Adapter:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from sqlalchemy import Select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.catalogue.models import Adapter
+from loraplex_platform.catalogue.models import Adapter, AdapterName
+from loraplex_platform.db.paging import page_after
 from loraplex_platform.db.scope import across_tenants, for_tenant
 from loraplex_platform.kit.principal import Principal
 
@@ -13,34 +15,57 @@ class AdapterRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def add(self, adapter: Adapter) -> None:
-        self._session.add(adapter)
+    async def add(self, row: Adapter | AdapterName) -> None:
+        self._session.add(row)
         await self._session.flush()
 
-    async def named(self, principal: Principal, name: str) -> Adapter | None:
-        """The tenant's living adapter of this name."""
-        own = for_tenant(principal, Adapter)
-        return await self._session.scalar(
-            own.where(Adapter.name == name, Adapter.removed_at.is_(None))
-        )
+    async def delete(self, name: AdapterName) -> None:
+        await self._session.delete(name)
+        await self._session.flush()
 
-    async def all_of(self, principal: Principal) -> Sequence[Adapter]:
-        own = for_tenant(principal, Adapter).where(Adapter.removed_at.is_(None))
-        return (await self._session.scalars(own.order_by(Adapter.name))).all()
+    async def name(
+        self, principal: Principal, name: str, *, to_change: bool = False
+    ) -> AdapterName | None:
+        """The tenant's name; `to_change` holds it until the transaction ends."""
+        own = for_tenant(principal, AdapterName).where(AdapterName.name == name)
+        return await self._session.scalar(own.with_for_update() if to_change else own)
+
+    async def names_page(
+        self, principal: Principal, after: str | None = None, limit: int = 10_000
+    ) -> Sequence[AdapterName]:
+        own = for_tenant(principal, AdapterName)
+        return (await self._session.scalars(page_after(own, AdapterName.name, after, limit))).all()
+
+    async def versions(self, principal: Principal, name: str) -> Sequence[Adapter]:
+        """The living versions of a name, oldest first."""
+        own = for_tenant(principal, Adapter).where(
+            Adapter.name == name, Adapter.removed_at.is_(None)
+        )
+        return (await self._session.scalars(own.order_by(Adapter.number))).all()
+
+    async def named(self, principal: Principal, name: str) -> Adapter | None:
+        """The version that the tenant's name stands for."""
+        own = _current(for_tenant(principal, Adapter))
+        return await self._session.scalar(own.where(Adapter.name == name))
 
     async def living(self, tenant_id: str, name: str) -> Adapter | None:
-        """For the operator's commands, who have no principal."""
+        """The version a name stands for; for the operator's commands, who have no principal."""
+        statement = _current(across_tenants(Adapter))
         return await self._session.scalar(
-            across_tenants(Adapter).where(
-                Adapter.tenant_id == tenant_id, Adapter.name == name, Adapter.removed_at.is_(None)
-            )
+            statement.where(Adapter.tenant_id == tenant_id, Adapter.name == name)
         )
 
     async def living_of_tenant(self, tenant_id: str) -> Sequence[Adapter]:
-        statement = across_tenants(Adapter).where(
-            Adapter.tenant_id == tenant_id, Adapter.removed_at.is_(None)
-        )
+        """The version that each name of the tenant stands for."""
+        statement = _current(across_tenants(Adapter)).where(Adapter.tenant_id == tenant_id)
         return (await self._session.scalars(statement.order_by(Adapter.name))).all()
+
+    async def pinned(self) -> Sequence[Adapter]:
+        """The versions, of all tenants, that stay on the device."""
+        statement = _current(across_tenants(Adapter)).where(
+            AdapterName.is_pinned, AdapterName.is_enabled
+        )
+        return (await self._session.scalars(statement)).all()
 
     async def bytes_of_tenant(self, tenant_id: str, *, besides: str) -> int:
         """Bytes of the tenant's living versions other than this one; two names of one count once."""
@@ -63,3 +88,13 @@ class AdapterRepository:
             Adapter.version == version, Adapter.removed_at.is_(None)
         )
         return await self._session.scalar(living.limit(1)) is not None
+
+
+def _current(statement: Select[Adapter]) -> Select[Adapter]:
+    """Only the versions that their bare names stand for."""
+    return statement.where(
+        Adapter.removed_at.is_(None),
+        AdapterName.tenant_id == Adapter.tenant_id,
+        AdapterName.name == Adapter.name,
+        AdapterName.current == Adapter.number,
+    )

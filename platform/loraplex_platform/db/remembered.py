@@ -34,3 +34,7 @@ class Remembered(Generic[Key, Value]):
             return value
         self._recent.put(key, value)
         return value
+
+    def clear(self) -> None:
+        """What was read is out of date."""
+        self._recent.clear()

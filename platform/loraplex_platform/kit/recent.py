@@ -34,3 +34,6 @@ class Recent(Generic[Key, Value]):
 
     def drop(self, key: Key) -> None:
         self._held.pop(key, None)
+
+    def clear(self) -> None:
+        self._held.clear()

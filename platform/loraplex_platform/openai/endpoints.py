@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from loraplex_engine.errors import EngineError
 from loraplex_platform.auth.dependencies import InferencePrincipal
+from loraplex_platform.catalogue.endpoints import Desk, Writer, actor
 from loraplex_platform.errors import error_object, from_engine
 from loraplex_platform.kit.errors import PlatformError
 from loraplex_platform.kit.principal import Principal
@@ -54,6 +55,16 @@ async def list_models(principal: InferencePrincipal, models: Models) -> Json:
 @router.get("/models/{model_id:path}")
 async def get_model(model_id: str, principal: InferencePrincipal, models: Models) -> Json:
     return await models.get(principal, model_id)
+
+
+@router.delete("/models/{model_id:path}")
+async def delete_model(
+    model_id: str, principal: Writer, request: Request, models: Models, desk: Desk
+) -> Json:
+    """The tenant's own adapter, under OpenAI's name for it."""
+    await models.get(principal, model_id)
+    await desk.delete(principal, model_id, by=actor(request, principal))
+    return {"id": model_id, "object": "model", "deleted": True}
 
 
 @router.post("/chat/completions")

@@ -19,8 +19,8 @@ class ModelService:
 
     async def list(self, principal: Principal) -> list[Json]:
         async with self._database.reading() as session:
-            adapters = await AdapterRepository(session).all_of(principal)
-        own = [_model(a.name, a.created_at, principal.tenant_id) for a in adapters]
+            adapters = await AdapterRepository(session).names_page(principal)
+        own = [_model(a.name, a.created_at, principal.tenant_id) for a in adapters if a.is_enabled]
         return [model for model in [self._base, *own] if principal.may_use(model["id"])]
 
     async def get(self, principal: Principal, model_id: str) -> Json:
@@ -29,8 +29,8 @@ class ModelService:
         if model_id == self._base["id"]:
             return self._base
         async with self._database.reading() as session:
-            adapter = await AdapterRepository(session).named(principal, model_id)
-        if adapter is None:
+            adapter = await AdapterRepository(session).name(principal, model_id)
+        if adapter is None or not adapter.is_enabled:
             raise ModelNotFound(model_id)
         return _model(adapter.name, adapter.created_at, principal.tenant_id)
 

@@ -3,9 +3,10 @@
 import secrets
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from loraplex_engine.messages import SamplingParams
+from loraplex_platform.catalogue.defaults import Defaults, Sampling
 from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
@@ -37,10 +38,6 @@ def is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
     return value is None or any(value == n and type(value) is type(n) for n in neutral)
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,33 +45,16 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class Parameters(BaseModel):
+class Parameters(Sampling):
     """What a client may ask for; anything else is refused by name."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     neutral: ClassVar[dict[str, tuple[object, ...]]] = NEUTRAL
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None  # -1 and 0 keep all
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1)]],
-            Field(max_length=4),
-            BeforeValidator(_as_list),
-        ]
-        | None
-    ) = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -106,6 +86,18 @@ class Parameters(BaseModel):
                 "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
             )
         return self
+
+    def with_defaults(self, defaults: Defaults) -> Self:
+        """The request with what it left out; a limit under its other name counts as said."""
+        said = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        if "max_completion_tokens" in said:
+            said.add("max_tokens")
+        given = {
+            name: value
+            for name in Sampling.model_fields
+            if name not in said and (value := getattr(defaults, name)) is not None
+        }
+        return self.model_copy(update=given) if given else self
 
     @property
     def num_choices(self) -> int:

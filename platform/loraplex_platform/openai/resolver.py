@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 from loraplex_engine.messages import TIERS, TenantShare, Tier
-from loraplex_platform.catalogue.repository import AdapterRepository
+from loraplex_platform.catalogue.defaults import NO_DEFAULTS, Defaults
+from loraplex_platform.catalogue.routes import KNOWN_S, Address, Routes
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.remembered import Remembered
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import ModelNotFound, PermissionDenied
+from loraplex_platform.kit.errors import PermissionDenied
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.openai.parameters import Parameters, ServiceTier
 from loraplex_platform.tenants.repository import TenantRepository
 
-KNOWN_S = 0.5  # how long a tenant's change may go unseen: commands promise a second
 TIER_OF: dict[ServiceTier, Tier] = {
     "flex": "batch",
     "default": "standard",
@@ -22,9 +22,8 @@ TIER_OF: dict[ServiceTier, Tier] = {
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the database says of a tenant and a name of its own."""
+    """What the database says of a tenant."""
 
-    adapter_version: str | None
     max_tier: str
     share: TenantShare
 
@@ -36,42 +35,44 @@ class Target:
     adapter_version: str | None
     tier: Tier
     share: TenantShare
+    defaults: Defaults = NO_DEFAULTS
 
 
 class Resolver:
-    """Reads the database at most once in KNOWN_S for each tenant and name."""
+    """Reads the database at most once in KNOWN_S for each tenant and each of its names."""
 
-    def __init__(self, database: Database, base_id: str, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, base_id: str, clock: Clock, routes: Routes | None = None
+    ) -> None:
         self._database = database
+        self._routes = routes or Routes(database, clock)
         self._base_id = base_id
-        self._known: Remembered[tuple[str, str], Known] = Remembered(clock, KNOWN_S)
+        self._known: Remembered[str, Known] = Remembered(clock, KNOWN_S)
 
     async def resolve(self, principal: Principal, request: Parameters) -> Target:
         """The adapter version behind a name; other tenants' names do not exist."""
-        if not principal.may_use(request.model):
+        if not (
+            principal.may_use(request.model) or principal.may_use(Address.parse(request.model).name)
+        ):
             raise PermissionDenied(
                 f"This key may not use the model '{request.model}'.",
                 param="model",
                 code="model_not_allowed",
             )
-        known = await self._known.get(
-            (principal.tenant_id, request.model), lambda: self._look_up(principal, request.model)
-        )
+        known = await self._known.get(principal.tenant_id, lambda: self._look_up(principal))
         tier = _tier_of(request.service_tier, known.max_tier)
-        return Target(known.adapter_version, tier, known.share)
+        if request.model == self._base_id:
+            return Target(None, tier, known.share)
+        route = await self._routes.find(principal, request.model)
+        caller = f"key {principal.key_id}" if request.user is None else f"user {request.user}"
+        return Target(route.version_for(caller), tier, known.share, route.defaults)
 
-    async def _look_up(self, principal: Principal, model: str) -> Known:
+    async def _look_up(self, principal: Principal) -> Known:
         async with self._database.reading() as session:
             tenants = TenantRepository(session)
             tenant = await tenants.own(principal)
             standing = await tenants.standing(tenant)
-            version = None
-            if model != self._base_id:
-                adapter = await AdapterRepository(session).named(principal, model)
-                if adapter is None:
-                    raise ModelNotFound(model)
-                version = adapter.version
-        return Known(version, standing.max_tier, standing.share(tenant.id))
+        return Known(standing.max_tier, standing.share(tenant.id))
 
 
 def _tier_of(asked: ServiceTier | None, max_tier: str) -> Tier:

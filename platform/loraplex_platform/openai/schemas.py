@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from loraplex_platform.catalogue.defaults import Defaults
 from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
 from loraplex_platform.openai.parameters import MAX_SEQUENCES, NEUTRAL, Parameters, is_neutral
 
@@ -52,6 +53,14 @@ class ChatRequest(Parameters):
                 "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
             )
         return self
+
+    def with_defaults(self, defaults: Defaults) -> Self:
+        request = super().with_defaults(defaults)
+        has_system = any(m.role in ("system", "developer") for m in request.messages)
+        if defaults.system_prompt is None or has_system:
+            return request
+        system = Message(role="system", content=defaults.system_prompt)
+        return request.model_copy(update={"messages": [system, *request.messages]})
 
     @property
     def num_logprobs(self) -> int | None:

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 from loraplex_engine.client import EngineClient
 from loraplex_engine.messages import Generate, Hello, SamplingParams, Tier
 from loraplex_platform.admission.limiter import Demand, Limiter
 from loraplex_platform.admission.ticket import Ticket, admit
+from loraplex_platform.catalogue.routes import Routes
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
@@ -32,6 +33,7 @@ from loraplex_platform.openai.tally import Tally
 from loraplex_platform.usage.meter import Recorder
 from loraplex_platform.usage.prices import BASE, Sku
 
+Request = TypeVar("Request", ChatRequest, CompletionRequest)
 SERVICE_TIER_OF: dict[Tier, str] = {
     "batch": "flex",
     "standard": "default",
@@ -90,6 +92,7 @@ class InferenceService:
         metrics: Metrics,
         secrets: Secrets,
         clock: Clock,
+        routes: Routes | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -99,16 +102,17 @@ class InferenceService:
         self._recorder = recorder
         self._clock = clock
         self._scopes = CacheScopes(secrets)
-        self._resolver = Resolver(database, model.id, clock)
+        self._resolver = Resolver(database, model.id, clock, routes)
         self.live = LiveRequests(database)
         self.tasks = Tasks()
 
     async def chat(self, caller: Caller, request: ChatRequest) -> Reply:
         """Starts the answer to a conversation, or raises what is wrong with the request."""
-        turns = request.turns()
+        request.turns()  # raises before anything else is looked at
 
-        def encode() -> list[tuple[int, ...]]:
-            return [self._model.encode(self._model.render(turns), add_special_tokens=False)]
+        def encode(request: ChatRequest) -> list[tuple[int, ...]]:
+            text = self._model.render(request.turns())
+            return [self._model.encode(text, add_special_tokens=False)]
 
         return await self._start(await self._order(caller, request, encode))
 
@@ -116,7 +120,7 @@ class InferenceService:
         """Starts the continuation of one or several prompts."""
         prompts = request.prompts(self._model.vocab_size)
 
-        def encode() -> list[tuple[int, ...]]:
+        def encode(_: CompletionRequest) -> list[tuple[int, ...]]:
             return [self._token_ids(prompt) for prompt in prompts]
 
         return await self._start(await self._order(caller, request, encode))
@@ -129,13 +133,14 @@ class InferenceService:
     async def _order(
         self,
         caller: Caller,
-        request: ChatRequest | CompletionRequest,
-        encode: Callable[[], list[tuple[int, ...]]],
+        request: Request,
+        encode: Callable[[Request], list[tuple[int, ...]]],
     ) -> Order:
         started_at, started_s = self._clock.now(), self._clock.monotonic()
         _check_region(caller.principal, self._settings.region)
         target = await self._resolver.resolve(caller.principal, request)
-        prompts = await asyncio.to_thread(encode)
+        request = request.with_defaults(target.defaults)
+        prompts = await asyncio.to_thread(encode, request)
         hello = await hello_of(self._engine, self._settings.engine_wait_s)
         param: Literal["messages", "prompt"] = (
             "messages" if isinstance(request, ChatRequest) else "prompt"

@@ -7,7 +7,7 @@ from sqlalchemy import and_, func, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import undefer
 
-from loraplex_platform.catalogue.models import Adapter
+from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.db.scope import across_tenants, for_tenant
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.prefixes.models import Prefix
@@ -58,14 +58,19 @@ class PrefixRepository:
     async def living(self, base_id: str) -> list[Living]:
         """All tenants' prefixes whose model there is."""
         is_its_model = and_(
-            Adapter.tenant_id == Prefix.tenant_id,
-            Adapter.name == Prefix.model,
+            AdapterName.tenant_id == Prefix.tenant_id, AdapterName.name == Prefix.model
+        )
+        is_current = and_(
+            Adapter.tenant_id == AdapterName.tenant_id,
+            Adapter.name == AdapterName.name,
+            Adapter.number == AdapterName.current,
             Adapter.removed_at.is_(None),
         )
         statement = (
             across_tenants(Prefix)
             .with_only_columns(Prefix.id, Adapter.version)
-            .outerjoin(Adapter, is_its_model)
+            .outerjoin(AdapterName, is_its_model)
+            .outerjoin(Adapter, is_current)
             .where(or_(Prefix.model == base_id, Adapter.version.is_not(None)))
         )
         return [Living(*row) for row in await self._session.execute(statement)]

@@ -96,13 +96,19 @@ async def once(
     if idempotency_key is None:
         return
     content = request.url.query.encode() + b"\n" + await request.body()
+    await claim(request, by.actor.id, idempotency_key, hashlib.sha256(content).hexdigest())
+
+
+async def claim(request: Request, caller_id: str, key: str | None, fingerprint: str) -> None:
+    """Go ahead with a request whose content has this fingerprint; raises Replayed."""
+    if key is None:
+        return
     route = f"{request.method} {request.url.path}"
-    fingerprint = hashlib.sha256(content).hexdigest()
-    claim = Claim(by.actor.id, route, idempotency_key, fingerprint)
-    answer = await _idempotency(request).begin(claim)
+    claimed = Claim(caller_id, route, key, fingerprint)
+    answer = await _idempotency(request).begin(claimed)
     if answer is not None:
         raise Replayed(answer)
-    request.state.claim = claim
+    request.state.claim = claimed
 
 
 Once = Depends(once)

@@ -1,0 +1,43 @@
+"""What an adapter's answers are like where a request does not say."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class Sampling(BaseModel):
+    """How tokens are drawn and where an answer stops."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # -1 and 0 keep all
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    stop: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(max_length=4),
+            BeforeValidator(_as_list),
+        ]
+        | None
+    ) = None
+
+
+class Defaults(Sampling):
+    """An adapter's own; a request's values go first, and so does its system message."""
+
+    model_config = ConfigDict(frozen=True)
+
+    system_prompt: Annotated[str, Field(min_length=1, max_length=32_768)] | None = None
+
+
+NO_DEFAULTS = Defaults()

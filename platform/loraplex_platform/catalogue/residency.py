@@ -1,0 +1,55 @@
+"""What the catalogue asks of the engine: have a version ready, keep it there, forget it."""
+
+import asyncio
+from contextlib import suppress
+
+from loraplex_engine.client import EngineClient
+from loraplex_engine.errors import EngineUnavailable
+from loraplex_engine.messages import DropAdapter, PinAdapter, PreloadAdapter
+from loraplex_platform.catalogue.repository import AdapterRepository
+from loraplex_platform.db.database import UNREACHABLE, Database
+
+CHECK_S = 2.0  # how long a pin may go unseen
+
+
+class Residency:
+    def __init__(self, database: Database, engine: EngineClient) -> None:
+        self._database = database
+        self._engine = engine
+        self._pinned: set[tuple[str, str]] = set()  # (version, tenant) as the engine knows them
+        self._engine_id: str | None = None
+
+    async def preload(self, version: str, tenant_id: str) -> None:
+        """Raises EngineUnavailable."""
+        await self._engine.send(PreloadAdapter(version, tenant_id))
+
+    async def drop(self, version: str) -> None:
+        """Once its running requests end; an engine that is away has forgotten it."""
+        with suppress(EngineUnavailable):
+            await self._engine.send(DropAdapter(version))
+
+    async def sync(self) -> None:
+        """Tell the engine what is pinned; all of it again to one that has restarted."""
+        stats = self._engine.stats
+        if stats is None:
+            return
+        if stats.engine_id != self._engine_id:
+            self._engine_id = stats.engine_id
+            self._pinned.clear()
+        async with self._database.reading() as session:
+            rows = await AdapterRepository(session).pinned()
+        wanted = {(row.version, row.tenant_id) for row in rows}
+        let_go = {version for version, _ in self._pinned} - {version for version, _ in wanted}
+        for version, tenant_id in sorted(self._pinned - wanted):
+            if version in let_go:
+                await self._engine.send(PinAdapter(version, tenant_id, pinned=False))
+        for version, tenant_id in sorted(wanted - self._pinned):
+            await self._engine.send(PinAdapter(version, tenant_id, pinned=True))
+        self._pinned = wanted
+
+    async def run(self) -> None:
+        """Keeps the engine in step until it is cancelled."""
+        while True:
+            with suppress(EngineUnavailable, *UNREACHABLE):  # the next round sends what is missing
+                await self.sync()
+            await asyncio.sleep(CHECK_S)

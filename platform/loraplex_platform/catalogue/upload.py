@@ -1,0 +1,88 @@
+"""What a client sent becomes a folder on the store's disk; its names are ours, its size bounded."""
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+
+from loraplex_adapters.archive import copy_limited, unpack
+from loraplex_adapters.errors import AdapterError
+from loraplex_adapters.folder import CONFIG_NAME, MAX_CONFIG_BYTES, WEIGHTS_NAME, open_regular
+from loraplex_platform.catalogue.schemas import UploadForm
+from loraplex_platform.kit.errors import InvalidRequest
+
+PARTS = {"config": CONFIG_NAME, "weights": WEIGHTS_NAME}
+ARCHIVE = "archive"
+MAX_BYTES = 2 << 30  # of one adapter that is sent; from a folder it may be larger
+
+
+class Received(NamedTuple):
+    """A form that lies on disk."""
+
+    fields: UploadForm
+    fingerprint: str  # of all that was sent
+
+
+async def receive(form: FormData, folder: Path) -> Received:
+    """The form's files in an empty folder; raises InvalidRequest with the adapter's own code."""
+    fields = fields_of(form)
+    files = {name: part.file for name, part in form.items() if isinstance(part, UploadFile)}
+    _check_parts(files)
+    try:
+        weights = await asyncio.to_thread(_write, files, folder)
+    except AdapterError as error:
+        raise refused(error) from error
+    if fields.sha256 is not None and fields.sha256 != weights:
+        raise InvalidRequest(
+            f"The weights arrived with sha256 {weights}.", param="sha256", code="checksum_mismatch"
+        )
+    config = (folder / CONFIG_NAME).read_bytes()
+    sent = (fields.model_dump(), weights, hashlib.sha256(config).hexdigest())
+    return Received(fields, hashlib.sha256(json.dumps(sent).encode()).hexdigest())
+
+
+def refused(error: AdapterError, param: str | None = None) -> InvalidRequest:
+    """An adapter's fault, as a client is told of it."""
+    return InvalidRequest(str(error), param=param, code=error.code)
+
+
+def fields_of(form: FormData) -> UploadForm:
+    given = {name: value for name, value in form.items() if isinstance(value, str)}
+    try:
+        return UploadForm.model_validate(given)
+    except ValidationError as error:
+        details = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
+        raise RequestValidationError(details) from error
+
+
+def _check_parts(files: dict[str, BinaryIO]) -> None:
+    for name in files:
+        if name not in (*PARTS, ARCHIVE):
+            raise InvalidRequest(f"Unknown file part '{name}'.", param=name, code="unknown_part")
+    if ARCHIVE in files and len(files) > 1:
+        raise InvalidRequest(
+            "Send 'config' and 'weights', or 'archive'.", param=ARCHIVE, code="invalid_value"
+        )
+    missing = [] if ARCHIVE in files else [name for name in PARTS if name not in files]
+    if missing:
+        raise InvalidRequest(
+            f"'{missing[0]}' is required, as a file.",
+            param=missing[0],
+            code="missing_required_parameter",
+        )
+
+
+def _write(files: dict[str, BinaryIO], folder: Path) -> str:
+    """Returns the sha256 of the weights."""
+    if ARCHIVE in files:
+        unpack(files[ARCHIVE], folder, MAX_BYTES)
+    else:
+        copy_limited(files["config"], folder / CONFIG_NAME, MAX_CONFIG_BYTES)
+        copy_limited(files["weights"], folder / WEIGHTS_NAME, MAX_BYTES)
+    with open_regular(folder / WEIGHTS_NAME) as weights:
+        return hashlib.file_digest(weights, "sha256").hexdigest()

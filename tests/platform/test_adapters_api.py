@@ -1,0 +1,397 @@
+"""`/v1/adapters`: uploads are judged, names lead to versions, and each change is audited."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from tests.adapter_stand import (
+    CONFIG_BYTES,
+    AdapterClient,
+    base_folder,
+    code_of,
+    weights_of,
+    zip_of,
+)
+from tests.adapters.test_malformed import CORPUS
+from tests.platform_stand import Seeded
+
+from loraplex_adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from loraplex_engine.fake import FakeEngine
+from loraplex_engine.messages import DropAdapter, PinAdapter, PreloadAdapter
+from loraplex_platform.admission.service import LimitService, Subject
+from loraplex_platform.audit.models import AuditEvent
+from loraplex_platform.auth.models import ApiKey
+from loraplex_platform.auth.service import KeyService
+from loraplex_platform.catalogue.routes import Route
+from loraplex_platform.db.scope import across_tenants
+from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.principal import COMMAND_LINE
+
+NAMES = (CONFIG_NAME, WEIGHTS_NAME)
+
+
+@pytest.fixture
+def app(make_app: Callable[..., FastAPI], tmp_path: Path) -> FastAPI:
+    return make_app(model=str(base_folder(tmp_path / "base")))
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+        yield http
+
+
+@pytest.fixture
+def acme(http: httpx2.AsyncClient, keys: Seeded) -> AdapterClient:
+    return AdapterClient(http, keys.acme)
+
+
+@pytest.fixture
+def globex(http: httpx2.AsyncClient, keys: Seeded) -> AdapterClient:
+    return AdapterClient(http, keys.globex)
+
+
+async def answered_by(engine: FakeEngine, client: AdapterClient, model: str, **body: object) -> str:
+    """The version that an answer came from."""
+    response = await client.ask(model, **body)
+    assert response.status_code == 200, response.text
+    version = engine.requests[-1].adapter
+    assert version is not None
+    return version
+
+
+async def until_running(engine: FakeEngine) -> None:
+    while not engine.num_running:  # noqa: ASYNC110 (the twin has no event to wait for)
+        await asyncio.sleep(0.005)
+
+
+async def test_an_uploaded_adapter_answers_at_once_under_its_version(
+    acme: AdapterClient, engine: FakeEngine
+) -> None:
+    made = await acme.upload("legal/eu:v1", sha256=hashlib.sha256(weights_of()).hexdigest())
+    assert made.status_code == 201, made.text
+    version = made.json()["versions"][0]
+    assert (made.json()["current"], version["number"], version["rank"]) == (1, 1, 4)
+    assert [m["scale"] for m in version["report"]["modules"]] == [2.0, 2.0]
+    assert await answered_by(engine, acme, "legal/eu:v1") == version["sha256"]
+    assert (await acme.call("GET", "/legal/eu:v1")).json() == made.json()
+
+
+async def test_a_second_version_waits_until_the_name_points_at_it(
+    acme: AdapterClient, engine: FakeEngine
+) -> None:
+    one = (await acme.upload("bot")).json()["versions"][0]["sha256"]
+    made = (await acme.upload("bot", weights_of(1))).json()
+    two = made["versions"][0]["sha256"]
+    assert (made["current"], made["versions"][0]["number"]) == (1, 2)
+    assert await answered_by(engine, acme, "bot") == one
+    assert await answered_by(engine, acme, "bot@2") == two
+    await acme.call("PATCH", "/bot", {"current": 2})
+    assert await answered_by(engine, acme, "bot") == two
+    back = (await acme.call("POST", "/bot/rollback")).json()
+    assert (back["current"], back["previous"]) == (1, 2)
+    assert await answered_by(engine, acme, "bot") == one
+
+
+async def test_the_same_content_is_the_same_version(acme: AdapterClient) -> None:
+    await acme.upload("bot")
+    again = await acme.upload("bot", activate="true")
+    assert (again.status_code, again.json()["versions"][0]["number"]) == (200, 1)
+
+
+async def test_a_repeated_upload_happens_once(acme: AdapterClient) -> None:
+    first = await acme.upload("bot", idempotency_key="k1")
+    again = await acme.upload("bot", idempotency_key="k1")
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert again.headers["idempotent-replayed"] == "true"
+    other = await acme.upload("bot", weights_of(1), idempotency_key="k1")
+    assert code_of(other) == (422, "idempotency_key_reused")
+
+
+async def test_a_zip_is_as_good_as_two_files(acme: AdapterClient) -> None:
+    files = {f"lora/{CONFIG_NAME}": CONFIG_BYTES, f"lora/{WEIGHTS_NAME}": weights_of()}
+    made = await acme.upload("bot", archive=zip_of(files | {"lora/README.md": b"hello"}))
+    plain = await acme.upload("other")
+    assert made.json()["versions"][0]["sha256"] == plain.json()["versions"][0]["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("archive", "code"),
+    [
+        (b"no zip at all", "bad_archive"),
+        (zip_of({f"../{CONFIG_NAME}": b"{}"}), "unsafe_path"),
+        (zip_of({f"/etc/{CONFIG_NAME}": b"{}"}), "unsafe_path"),
+        (zip_of({CONFIG_NAME: CONFIG_BYTES}), "missing_file"),
+        (zip_of({CONFIG_NAME: CONFIG_BYTES, "adapter_model.bin": b"x"}), "pickle_refused"),
+        (zip_of({f"{i}/{CONFIG_NAME}": b"{}" for i in range(2)}), "bad_archive"),
+        (zip_of({str(i): b"" for i in range(1001)}), "bad_archive"),
+        (zip_of({CONFIG_NAME: b" " * (2 << 20), WEIGHTS_NAME: b""}), "adapter_too_large"),
+        (zip_of({CONFIG_NAME: CONFIG_BYTES, WEIGHTS_NAME: weights_of()})[:-40], "bad_archive"),
+    ],
+)
+async def test_a_bad_archive_is_refused(acme: AdapterClient, archive: bytes, code: str) -> None:
+    assert code_of(await acme.upload("bot", archive=archive)) == (400, code)
+
+
+async def test_malformed_adapters_are_refused_with_their_codes_while_streams_run(
+    acme: AdapterClient, engine: FakeEngine, app: FastAPI, tmp_path: Path
+) -> None:
+    engine.step_s = 0.002
+    streams = [asyncio.create_task(acme.ask("support", max_tokens=200)) for _ in range(16)]
+    for index, (label, (make, error)) in enumerate(CORPUS.items()):
+        folder = tmp_path / str(index)
+        make(folder)
+        if label == "no folder" or {path.name for path in folder.iterdir()} != set(NAMES):
+            continue  # what a form cannot say
+        files = [folder / name for name in NAMES]
+        if not all(path.is_file() and not path.is_symlink() for path in files):
+            continue
+        if error.code in ("adapter_too_large", "rank_too_large") and label != "huge config":
+            continue  # this server's limits are higher
+        config, weights = (path.read_bytes() for path in files)
+        answer = await acme.upload("bot", weights or b"\0", config)
+        expected = error.code if weights else "truncated_file"
+        assert code_of(answer) == (400, expected), label
+    answers = await asyncio.gather(*streams)
+    assert [a.json()["usage"]["completion_tokens"] for a in answers] == [200] * 16
+    assert (await acme.call("GET", "/bot")).status_code == 404
+    assert list(app.state.adapters.catalogue._store.versions()) == []
+    assert list((app.state.adapters.catalogue._store.root / ".incoming").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "", None),
+        ("POST", "", None),
+        ("GET", "/acme-only", None),
+        ("PATCH", "/acme-only", {"enabled": False}),
+        ("DELETE", "/acme-only", None),
+        ("POST", "/acme-only/rollback", None),
+        ("POST", "/acme-only/preload", None),
+    ],
+)
+async def test_nobody_else_gets_at_an_adapter(
+    acme: AdapterClient,
+    globex: AdapterClient,
+    app: FastAPI,
+    method: str,
+    path: str,
+    body: object,
+) -> None:
+    nobody = AdapterClient(acme.http, "")
+    assert code_of(await nobody.call(method, path, body)) == (401, "invalid_api_key")
+    weak = await key_with(app, ["inference", "files"])
+    denied = await AdapterClient(acme.http, weak).call(method, path, body)
+    assert code_of(denied) == (403, "insufficient_permissions")
+    if method != "GET":
+        reader = AdapterClient(acme.http, await key_with(app, ["adapters:read"]))
+        assert (await reader.call(method, path, body)).status_code == 403
+    if path:
+        assert code_of(await globex.call(method, path, body)) == (404, "unknown_name")
+        assert (await acme.call("GET", "/acme-only")).json()["enabled"]
+    elif method == "GET":
+        listed = (await globex.call(method)).json()["data"]
+        assert [each["id"] for each in listed] == ["support"]
+
+
+async def key_with(app: FastAPI, scopes: list[str]) -> str:
+    """A key of acme's that may do only this."""
+    tenant = await app.state.tenants.get("acme")
+    async with app.state.database.reading() as session:
+        known = across_tenants(ApiKey).where(ApiKey.tenant_id == tenant.id)
+        project_id = (await session.scalars(known)).first().project_id
+    keys: KeyService = app.state.keys
+    return str(await keys.create(tenant.id, project_id, scopes=scopes))
+
+
+async def test_the_list_is_walked_page_by_page(acme: AdapterClient) -> None:
+    for name in ("b", "a"):
+        await acme.upload(name)
+    first = (await acme.call("GET", "?limit=3")).json()
+    assert ([x["id"] for x in first["data"]], first["has_more"]) == (["a", "acme-only", "b"], True)
+    rest = (await acme.call("GET", f"?after={first['last_id']}")).json()
+    assert ([x["id"] for x in rest["data"]], rest["has_more"]) == (["support"], False)
+
+
+async def test_a_disabled_adapter_answers_nobody(acme: AdapterClient, app: FastAPI) -> None:
+    await acme.call("PATCH", "/support", {"enabled": False})
+    assert code_of(await acme.ask("support")) == (403, "model_disabled")
+    assert code_of(await acme.ask("support@1")) == (403, "model_disabled")
+    await acme.call("PATCH", "/support", {"enabled": True})
+    assert (await acme.ask("support")).status_code == 200
+
+
+async def test_a_stale_change_is_refused(acme: AdapterClient) -> None:
+    tag = (await acme.call("GET", "/support")).headers["etag"]
+    assert (await acme.call("PATCH", "/support", {"enabled": True}, if_match=tag)).is_success
+    late = await acme.call("PATCH", "/support", {"enabled": False}, if_match=tag)
+    assert code_of(late) == (412, "precondition_failed")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"current": 9}, 404, "name"),
+        ({"canary": {"version": 9, "percent": 5}}, 404, "name"),
+        ({"canary": {"version": 1, "percent": 101}}, 400, "canary.percent"),
+        ({"current": None}, 400, "current"),
+        ({"pinned": True}, 400, "pinned"),
+        ({"defaults": {"temperature": 3}}, 400, "defaults.temperature"),
+        ({"defaults": {"stop": [""]}}, 400, "defaults.stop.0"),
+    ],
+)
+async def test_a_wrong_change_names_its_field(
+    acme: AdapterClient, body: object, status: int, param: str
+) -> None:
+    answer = await acme.call("PATCH", "/support", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+async def test_a_canary_answers_its_share_of_callers_and_always_the_same(
+    acme: AdapterClient, engine: FakeEngine
+) -> None:
+    one = (await acme.upload("bot")).json()["versions"][0]["sha256"]
+    two = (await acme.upload("bot", weights_of(1))).json()["versions"][0]["sha256"]
+    await acme.call("PATCH", "/bot", {"canary": {"version": 2, "percent": 50}})
+    users = [f"user-{i}" for i in range(8)]
+    first = [await answered_by(engine, acme, "bot", user=user) for user in users]
+    again = [await answered_by(engine, acme, "bot", user=user) for user in users]
+    assert first == again
+    assert {one, two} == set(first)
+    assert await answered_by(engine, acme, "bot@1", user=users[first.index(two)]) == one
+    await acme.call("POST", "/bot/rollback")
+    assert {await answered_by(engine, acme, "bot", user=user) for user in users} == {one}
+
+
+def test_a_greater_share_takes_nobody_from_the_canary() -> None:
+    callers = [f"user {i}" for i in range(2000)]
+    before: set[str] = set()
+    for percent in (0, 10, 50, 100):
+        route = Route("stable", canary="canary", canary_percent=percent)
+        chosen = {caller for caller in callers if route.version_for(caller) == "canary"}
+        assert before <= chosen
+        assert abs(len(chosen) / 20 - percent) < 4
+        before = chosen
+
+
+async def test_defaults_fill_what_a_request_leaves_out(
+    acme: AdapterClient, engine: FakeEngine
+) -> None:
+    defaults = {"system_prompt": "Be brief.", "temperature": 0.25, "stop": "END", "max_tokens": 7}
+    assert (await acme.call("PATCH", "/support", {"defaults": defaults})).is_success
+    answer = await acme.ask("support", max_tokens=None)
+    said = engine.requests[-1]
+    assert (said.sampling.temperature, said.sampling.stop) == (0.25, ("END",))
+    assert answer.json()["usage"]["completion_tokens"] <= 7
+    assert said.sampling.max_tokens == 7
+    await acme.ask("support", temperature=1.5, stop=["X"], max_completion_tokens=3, max_tokens=None)
+    own = engine.requests[-1].sampling
+    assert (own.temperature, own.stop, own.max_tokens) == (1.5, ("X",), 3)
+    messages = [{"role": "system", "content": "Be long."}, {"role": "user", "content": "hi"}]
+    await acme.ask("support", messages=messages)
+    assert len(engine.requests[-1].prompt_ids) == len(said.prompt_ids) - 1  # one letter less
+
+
+async def test_bytes_over_the_quota_are_refused_and_nothing_is_named(
+    acme: AdapterClient, app: FastAPI
+) -> None:
+    tenant = await app.state.tenants.get("acme")
+    limits: LimitService = app.state.limits
+    subject = Subject(tenant.id, "tenant", tenant.id)
+    await limits.set(subject, "adapter_bytes", 1500, strict=False)
+    assert (await acme.upload("a")).status_code == 201
+    assert code_of(await acme.upload("b", weights_of(1))) == (429, "insufficient_quota")
+    assert (await acme.call("GET", "/b")).status_code == 404
+    assert (await acme.call("DELETE", "/a")).is_success
+    assert (await acme.upload("b", weights_of(1))).status_code == 201
+
+
+async def test_a_deleted_adapter_is_gone_and_its_running_requests_end_on_it(
+    acme: AdapterClient, engine: FakeEngine
+) -> None:
+    made = (await acme.upload("bot")).json()["versions"][0]["sha256"]
+    await acme.upload("same")
+    engine.step_s = 0.01
+    running = asyncio.create_task(acme.ask("bot", max_tokens=20))
+    await until_running(engine)
+    gone = await acme.http.delete("/v1/models/bot", headers={"authorization": f"Bearer {acme.key}"})
+    assert gone.json() == {"id": "bot", "object": "model", "deleted": True}
+    assert code_of(await acme.ask("bot")) == (404, "model_not_found")
+    assert (await running).json()["usage"]["completion_tokens"] == 20
+    assert DropAdapter(made) not in engine.commands  # "same" still has it
+    await acme.call("DELETE", "/same")
+    assert DropAdapter(made) in engine.commands
+
+
+async def test_only_a_version_that_nobody_needs_can_be_deleted(acme: AdapterClient) -> None:
+    for seed in range(3):
+        await acme.upload("bot", weights_of(seed))
+    await acme.call("PATCH", "/bot", {"canary": {"version": 2, "percent": 1}})
+    for number in (1, 2):
+        answer = await acme.call("DELETE", f"/bot@{number}")
+        assert code_of(answer) == (409, "version_in_use")
+    assert (await acme.call("DELETE", "/bot@3")).is_success
+    assert code_of(await acme.call("GET", "/bot@3")) == (404, "unknown_version")
+    made = await acme.upload("bot", weights_of(9))
+    assert made.json()["versions"][0]["number"] == 4, "a number is given once"
+
+
+async def test_preload_reaches_the_engine_and_pins_survive_its_restart(
+    acme: AdapterClient, engine: FakeEngine, app: FastAPI
+) -> None:
+    made = (await acme.upload("bot")).json()["versions"][0]["sha256"]
+    tenant = (await app.state.tenants.get("acme")).id
+    assert (await acme.call("POST", "/bot/preload")).status_code == 202
+    assert engine.commands[-1] == PreloadAdapter(made, tenant)
+    desk = app.state.adapters
+    principal = await app.state.authenticator.authenticate(acme.key)
+    await desk.catalogue.change(principal, "bot", {"pinned": True}, by=COMMAND_LINE.actor)
+    await desk._residency.sync()
+    engine.go_away()
+    engine.come_back()
+    await desk._residency.sync()
+    await desk._residency.sync()
+    pins = [c for c in engine.commands if isinstance(c, PinAdapter)]
+    assert pins == [PinAdapter(made, tenant, pinned=True)] * 2
+    await acme.call("DELETE", "/bot")
+    await desk._residency.sync()
+    assert engine.commands[-1] == PinAdapter(made, tenant, pinned=False)
+
+
+async def test_contents_that_nobody_has_named_for_a_day_are_swept(
+    acme: AdapterClient, app: FastAPI
+) -> None:
+    kept = (await acme.upload("a")).json()["versions"][0]["sha256"]
+    gone = (await acme.upload("b", weights_of(1))).json()["versions"][0]["sha256"]
+    await acme.call("DELETE", "/b")
+    catalogue = app.state.adapters.catalogue
+    store = catalogue._store
+    (store.root / ".incoming" / "dead").mkdir()
+    now_s = SystemClock().now().timestamp()
+    assert await catalogue.sweep(now_s + 3600) == 0
+    assert set(store.versions()) == {kept, gone}
+    assert await catalogue.sweep(now_s + 25 * 3600) == 1
+    assert list(store.versions()) == [kept]
+    assert list((store.root / ".incoming").iterdir()) == []
+
+
+async def test_every_change_is_in_the_audit_log_with_its_key(
+    acme: AdapterClient, app: FastAPI
+) -> None:
+    await acme.upload("bot")
+    await acme.call("PATCH", "/bot", {"enabled": False})
+    await acme.call("DELETE", "/bot")
+    async with app.state.database.reading() as session:
+        statement = across_tenants(AuditEvent).where(AuditEvent.object_id.endswith("/bot"))
+        events = list(await session.scalars(statement.order_by(AuditEvent.id)))
+    verbs = ["created", "updated", "deleted"]
+    assert [e.action for e in events] == [f"adapter_name.{verb}" for verb in verbs]
+    assert {e.actor_kind for e in events} == {"key"}
+    assert events[1].after is not None
+    assert events[1].after["is_enabled"] is False

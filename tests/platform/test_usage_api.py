@@ -43,7 +43,7 @@ async def acme(served: Served) -> Tenant:
 async def http(served: Served) -> AsyncIterator[httpx2.AsyncClient]:
     headers = {"authorization": f"Bearer {served.keys.acme}"}
     async with httpx2.AsyncClient(
-        base_url=served.base_url, headers=headers, verify=NO_TLS
+        base_url=served.base_url, headers=headers, verify=NO_TLS, timeout=30
     ) as client:
         yield client
 

@@ -22,13 +22,14 @@ async def add_up(session: AsyncSession, table: type[Base], rows: list[dict[str, 
     """
     columns = table.__table__.columns
     keys = [column.name for column in columns if column.primary_key]
-    rows = sorted(rows, key=lambda row: [row[key] for key in keys])
-    step = MAX_PARAMETERS // len(columns)
-    for start in range(0, len(rows), step):
-        statement = insert_into(session, table).values(rows[start : start + step])
-        sums = {
-            column.name: column + statement.excluded[column.name]
-            for column in columns
-            if not column.primary_key
-        }
-        await session.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums))
+    if not rows:
+        return
+    statement = insert_into(session, table)
+    sums = {
+        column.name: column + statement.excluded[column.name]
+        for column in columns
+        if not column.primary_key
+    }
+    in_order = sorted(rows, key=lambda row: [row[key] for key in keys])
+    # Rows as parameters: the statement is compiled once, however many there are.
+    await session.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), in_order)

@@ -7,7 +7,7 @@ from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants
-from loraplex_platform.db.upsert import MAX_PARAMETERS, insert_into
+from loraplex_platform.db.upsert import insert_into
 from loraplex_platform.usage.billing_models import InvoiceRow, LedgerEntry
 from loraplex_platform.usage.exact import exact_sum, joined
 from loraplex_platform.usage.ledger import Account, Transaction, TransactionKind
@@ -21,10 +21,9 @@ class LedgerRepository:
     async def post(self, transactions: Iterable[Transaction], posted_at: datetime) -> None:
         """A transaction that is there already stays as it is."""
         rows = [row for t in transactions for row in t.rows(posted_at)]
-        step = MAX_PARAMETERS // len(LedgerEntry.__table__.columns)
-        for start in range(0, len(rows), step):
-            statement = insert_into(self._session, LedgerEntry).values(rows[start : start + step])
-            await self._session.execute(statement.on_conflict_do_nothing())
+        if rows:
+            statement = insert_into(self._session, LedgerEntry).on_conflict_do_nothing()
+            await self._session.execute(statement, rows)
 
     async def balance(
         self,

@@ -71,7 +71,7 @@ class Settings:
         for name in ("redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s"):
             if getattr(self, name) <= 0:
                 raise BadSetting(name.upper(), str(getattr(self, name)), "a positive number")
-        for name in LISTS:
+        for name in NETWORKS:
             for network in getattr(self, name):
                 try:
                     ip_network(network)
@@ -122,7 +122,8 @@ TEXT = (
     "log_level",
 )
 PATHS = ("home", "cache")
-LISTS = ("trusted_proxies", "webhook_networks", "adapter_folders")
+NETWORKS = ("trusted_proxies", "webhook_networks")
+LISTS = (*NETWORKS, "adapter_folders")
 INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes", "batch_concurrency")
 SECONDS = ("engine_wait_s", "redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s")
 

@@ -11,6 +11,7 @@ from loraplex_engine.sequence import Sequence
 log = logging.getLogger(__name__)
 
 SLOW = 5.0  # times its prediction: something is wrong with the step, or with the prediction
+WORTH_A_LINE_S = 0.1
 SMOOTHING = 0.1  # weight of the newest step
 
 
@@ -53,7 +54,7 @@ class Meter:
         """The watchdog: a step that took far longer than planned is written down."""
         seen, ratio = self._plans, seconds / plan.predicted_s
         is_slow = ratio > SLOW
-        if is_slow:
+        if is_slow and seconds > WORTH_A_LINE_S:
             what = (seconds, plan.predicted_s, len(plan.items), plan.num_tokens)
             log.warning("a step took %.3f s instead of %.3f: %d sequences, %d tokens", *what)
         self._plans = replace(

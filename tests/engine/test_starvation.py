@@ -1,10 +1,14 @@
 """Nobody waits for ever: wide adapters, and prompts where steps are tiny."""
 
+from dataclasses import replace
+
 from tests.engine.memory_adapters import MemoryAdapters
 from tests.engine.scripted import Scripted, request
 
 from loraplex_adapters.slots import SlotTable
 from loraplex_engine.messages import Finished
+from loraplex_engine.scheduling.hfs import Hfs
+from loraplex_engine.scheduling.step_model import StepLoad, StepModel
 
 
 class RowAdapters(MemoryAdapters):
@@ -65,6 +69,23 @@ def test_a_wide_adapter_gets_the_room_of_several_narrow_ones_that_never_rest() -
     assert world.finished("wide").finish_reason == "length"
     # The patience of its tier, and the longest of the twenty-token streams in its way.
     assert world.finished("wide").queue_s < 5.0 + 2 * 20 * 0.06
+
+
+def test_a_machine_that_stalled_goes_on_with_what_waits() -> None:
+    """One step took a thousand times as long as forecast; another kind of machine costs per sequence."""
+    model = StepModel()
+    load = StepLoad()
+    load.add(0, 64)
+    for i in range(640):
+        model.observe(load, 5.0 if i % 64 == 0 else 0.005)
+    world = Scripted(policy="hfs")
+    policy = world.engine.policy
+    assert isinstance(policy, Hfs)
+    policy.model.margin = model.margin
+    policy.model.per_seq_s = 0.1
+    world.run(replace(request(), tier="batch"))
+    assert world.finished().finish_reason == "length"
+    assert model.margin <= 1.0
 
 
 def test_a_prompt_is_served_where_a_step_has_room_for_few_tokens() -> None:

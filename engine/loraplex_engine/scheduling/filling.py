@@ -61,10 +61,11 @@ class Filler:
             budget = max(longest, config.decode_step_share * target)
         else:
             budget = config.step_cap_s if self._has_live_work() else config.idle_step_s
+        least = StepLoad()
+        least.add(0, config.min_step_tokens)
         # Where a step's fixed part is long, as much again goes to tokens: else it is mostly lost.
-        base_s, tokens_s = self.model.base_s, self.model.per_token_s * config.min_step_tokens
-        least = base_s + max(base_s, tokens_s)
-        return max(budget / (1 + self.model.margin), least)
+        least_s = max(self.model.predict(least), 2 * self.model.base_s)
+        return max(budget / (1 + self.model.margin), least_s)
 
     def fill_budget(self) -> float:
         """How far batch work may stretch the step: an arrival would wait for its end.

@@ -17,6 +17,7 @@ FORGETTING = 0.999
 INERTIA = 1.0  # keeps what no step tells about: the weight of a thousandth of a 30 ms step
 WARM_UP = 64  # steps that are learnt from one by one; later ones by sixteens
 RESIDUALS = 512
+MAX_MARGIN = 1.0  # a machine that stalls now and then is not helped by ever shorter steps
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ class StepModel:
         self._observed += 1
         if self._observed % 64 == 0:
             ranked = sorted(self._ratios)
-            self.margin = max(0.0, ranked[int(0.99 * (len(ranked) - 1))])
+            self.margin = min(MAX_MARGIN, max(0.0, ranked[int(0.99 * (len(ranked) - 1))]))
         features = (1.0, load.num_tokens, load.context, load.num_seqs, load.attention)
         # Errors count relative to the step: a 1 ms miss matters in a 5 ms step.
         x = [f * s / seconds for f, s in zip(features, SCALES, strict=True)]

@@ -33,6 +33,7 @@ from loraplex_platform.catalogue import operators as adapter_operators
 from loraplex_platform.catalogue.desk import open_desk
 from loraplex_platform.catalogue.upload import MAX_BYTES as MAX_ADAPTER_BYTES
 from loraplex_platform.config import Settings
+from loraplex_platform.control.housekeeping import Housekeeper
 from loraplex_platform.control.router import router as control
 from loraplex_platform.db.database import Database
 from loraplex_platform.errors import install_error_handlers
@@ -141,6 +142,10 @@ def create_app(
     warmth = Warmth(database, engine, CacheScopes(secrets), model.id)
     sender = Sender(networks_of(settings.webhook_networks))
     outbox = Outbox(database, secrets, sender, clock)
+    passwords = Passwords()
+    sessions = SessionService(database, secrets, passwords, clock)
+    idempotency = Idempotency(database, secrets, clock)
+    housekeeper = Housekeeper(database, sessions, idempotency, clock)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -159,6 +164,7 @@ def create_app(
                 inference.live.run,
                 outbox.run,
                 desk.run,
+                housekeeper.run,
             )
         ]
         yield
@@ -180,12 +186,12 @@ def create_app(
     app.state.authenticator = authenticator
     app.state.keys = KeyService(database, secrets, clock)
     app.state.admin_keys = AdminKeyService(database, secrets, clock)
+    app.state.housekeeper = housekeeper
     app.state.webhooks = WebhookService(database, secrets, sender, clock)
     app.state.audit = AuditService(database)
-    passwords = Passwords()
     app.state.people = PeopleService(database, secrets, passwords, clock)
-    app.state.sessions = SessionService(database, secrets, passwords, clock)
-    app.state.idempotency = Idempotency(database, secrets, clock)
+    app.state.sessions = sessions
+    app.state.idempotency = idempotency
     app.state.tenants = TenantService(database, clock)
     app.state.plans = PlanService(database, clock)
     app.state.limits = LimitService(database, clock)

@@ -237,3 +237,34 @@ async def test_a_batch_that_fails_says_why_by_line(
     assert done.exit_code == 1
     assert "line 2" in done.stderr
     assert "invalid_json_line" in done.stderr
+
+
+def test_operator_gets_a_link_and_an_admin_key(settings: Settings) -> None:
+    made = loraplex(settings.home, "operators", "create", "ada@example.org", "--role", "owner")
+    token = made.stdout.strip().rpartition("#")[2]
+    assert parse_key(token, "lpxlink") is not None
+    listed = loraplex(settings.home, "operators", "list").stdout.split()
+    assert (listed[0], *listed[2:]) == ("ada@example.org", "owner", "invited")
+    key = loraplex(settings.home, "operators", "key", "ci").stdout.strip()
+    assert parse_key(key, "lpxadmin") is not None
+
+
+def test_unknown_role_is_refused_in_one_line(settings: Settings) -> None:
+    done = loraplex(settings.home, "operators", "create", "a@b", "--role", "root")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: role must be one of owner")
+
+
+def test_tenant_on_a_plan_has_its_weight_until_it_has_its_own(settings: Settings) -> None:
+    home = settings.home
+    loraplex(home, "tenants", "create", "acme")
+    made = loraplex(
+        home, "plans", "create", "gold", "--weight", "4", "--limit", "requests_per_minute=9"
+    )
+    assert made.exit_code == 0
+    assert "gold  4  interactive  requests_per_minute=9" in loraplex(home, "plans", "list").stdout
+    assert loraplex(home, "plans", "assign", "gold", "--tenant", "acme").exit_code == 0
+    assert loraplex(home, "tenants", "list").stdout.split()[-2:] == ["4", "interactive"]
+    assert loraplex(home, "plans", "remove", "gold").exit_code == 1
+    loraplex(home, "tenants", "set", "acme", "--weight", "2")
+    assert loraplex(home, "tenants", "list").stdout.split()[-2:] == ["2", "interactive"]

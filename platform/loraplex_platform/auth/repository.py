@@ -97,6 +97,10 @@ class KeyRepository:
         """Anybody's: this is how we learn whose it is."""
         return await self._session.scalar(across_tenants(AdminKey).where(AdminKey.id == key_id))
 
+    async def admin_keys_of(self, tenant_id: str) -> Sequence[AdminKey]:
+        statement = across_tenants(AdminKey).where(AdminKey.tenant_id == tenant_id)
+        return (await self._session.scalars(statement)).all()
+
     async def find_admin_key(self, by: Administrator, key_id: str) -> AdminKey | None:
         return await self._session.scalar(visible_to(by, AdminKey).where(AdminKey.id == key_id))
 

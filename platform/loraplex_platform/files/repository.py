@@ -74,6 +74,13 @@ class FileRepository:
             .values(deleted_at=now)
         )
 
+    async def delete_all(self, tenant_id: str, now: datetime) -> None:
+        """What a tenant that goes leaves behind; `disposable` finds it."""
+        statement = change_across_tenants(StoredFile).where(
+            StoredFile.tenant_id == tenant_id, StoredFile.deleted_at.is_(None)
+        )
+        await self._session.execute(statement.values(deleted_at=now))
+
     async def disposable(self, stale: datetime, limit: int) -> Sequence[str]:
         """Files whose content can go: deleted and held by nobody, or never finished since then."""
         statement = across_tenants(File).where(

@@ -43,6 +43,10 @@ class PeopleRepository:
         own = visible_to(by, Person).where(Person.tenant_id == tenant_id)
         return (await self._session.scalars(page_after(own, Person.id, after, limit))).all()
 
+    async def of_tenant(self, tenant_id: str) -> Sequence[Person]:
+        statement = across_tenants(Person).where(Person.tenant_id == tenant_id)
+        return (await self._session.scalars(statement)).all()
+
     async def with_email(self, email: str) -> Person | None:
         """Anybody: this is how we learn who logs in."""
         return await self._session.scalar(across_tenants(Person).where(Person.email == email))

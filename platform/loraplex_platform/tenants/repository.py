@@ -42,6 +42,10 @@ class TenantRepository:
         )
         return [tenant.id for tenant in await self._session.scalars(statement)]
 
+    async def closing(self) -> Sequence[Tenant]:
+        statement = across_tenants(Tenant).where(Tenant.state == "closing")
+        return (await self._session.scalars(statement.with_for_update(skip_locked=True))).all()
+
     async def all(self) -> Sequence[Tenant]:
         return (await self._session.scalars(across_tenants(Tenant).order_by(Tenant.name))).all()
 

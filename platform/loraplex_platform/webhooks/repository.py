@@ -35,6 +35,10 @@ class WebhookRepository:
         own = visible_to(by, Webhook).where(Webhook.tenant_id == tenant_id)
         return (await self._session.scalars(page_after(own, Webhook.id, after, limit))).all()
 
+    async def of_tenant(self, tenant_id: str) -> Sequence[Webhook]:
+        statement = across_tenants(Webhook).where(Webhook.tenant_id == tenant_id)
+        return (await self._session.scalars(statement)).all()
+
     async def active(self, tenant_id: str) -> Sequence[Webhook]:
         statement = across_tenants(Webhook).where(
             Webhook.tenant_id == tenant_id, Webhook.is_active.is_(True)

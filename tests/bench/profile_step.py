@@ -37,7 +37,6 @@ from loraplex_engine.wire import encode
 
 CONTEXT = 384  # tokens behind a decoding sequence
 CHUNK = 512
-STEPS = 24
 MAX_RANK = 16
 
 
@@ -154,15 +153,18 @@ def watch_all(profile: Profile, engine: Engine) -> None:
     profile.watch("collect, text", engine, "_collect")
 
 
-def run(case: Case, engine: Engine, profile: Profile, versions: list[str]) -> dict[str, float]:
-    requests = list(case.requests(versions, STEPS))
+def run(
+    case: Case, engine: Engine, profile: Profile, versions: list[str], num_steps: int
+) -> dict[str, float]:
+    """Milliseconds by operation."""
+    requests = list(case.requests(versions, num_steps))
     for request in requests:
         engine.submit(request)
         if not case.is_decode:
             profile.step(lambda: encode(engine.step()))
     while engine.policy.waiting or any(not seq.is_decode for seq in engine.policy.running):
         engine.step()
-    for _ in range(STEPS if case.is_decode else 0):
+    for _ in range(num_steps if case.is_decode else 0):
         profile.step(lambda: encode(engine.step()))
     medians = profile.medians()
     while engine.has_work:
@@ -176,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=cache / "models" / "smollm2-135m-instruct")
     parser.add_argument("--adapters", type=Path, default=out / "bench-adapters")
+    parser.add_argument("--steps", type=int, default=24, help="of each case")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     args = parser.parse_args()
     make_adapters(args.model, args.adapters)
@@ -185,8 +188,9 @@ def main() -> None:
         watch_all(profile, engine)
         for case in cases():
             if args.only in case.name:
-                columns[case.name] = run(case, engine, profile, versions)
+                columns[case.name] = run(case, engine, profile, versions, args.steps)
     names = dict.fromkeys(name for column in columns.values() for name in column)
+    print(f"load {os.getloadavg()[0]:.1f}, {numba.config.NUMBA_NUM_THREADS} threads")
     print("ms |", " | ".join(columns))
     print("---|" * (len(columns) + 1))
     for name in names:

@@ -38,6 +38,7 @@ from loraplex_engine.wire import encode
 CONTEXT = 384  # tokens behind a decoding sequence
 CHUNK = 512
 MAX_RANK = 16
+PATIENCE = 48  # tokens that the first sequences say while the last prompts are still computed
 
 
 class Profile:
@@ -88,7 +89,9 @@ class Case(NamedTuple):
             yield Generate(
                 request_id=f"{self.name}-{i}",
                 prompt_ids=tuple((31 * i + 7 * at) % 40000 + 10 for at in range(length)),
-                sampling=SamplingParams(max_tokens=2 * num_steps, temperature=0.0, ignore_eos=True)
+                sampling=SamplingParams(
+                    max_tokens=num_steps + PATIENCE, temperature=0.0, ignore_eos=True
+                )
                 if self.is_decode
                 else SamplingParams(max_tokens=1, temperature=0.0),
                 tenant=f"tenant-{i}",
@@ -114,6 +117,7 @@ def make_engine(model: Path, adapters: Path, store_folder: Path) -> tuple[Engine
         max_num_batched_tokens=CHUNK,
         max_loras=NUM_ADAPTERS,
         max_lora_rank=MAX_RANK,
+        scheduling_policy="fcfs",  # a whole chunk in one step
         threads=numba.config.NUMBA_NUM_THREADS,
     )
     loaded = load_model(config)

@@ -56,6 +56,7 @@ def engine(
         max_num_batched_tokens=chunk,
         cpu_kv_cache_bytes=num_blocks * block_bytes(folder),
         max_loras=3,
+        scheduling_policy="fcfs",  # chunks of the size asked for, and preemptions when blocks run out
     )
     folders = {str(seed): folder / str(seed) for seed in range(3)}
     with offline_engine(config, folders, folder / "store") as (offline, versions):

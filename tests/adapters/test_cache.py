@@ -188,7 +188,7 @@ def test_version_deleted_from_disk_fails_with_a_reason(
 class FaultyWorkers(Executor):
     """Every job ends in a fault that nobody foresaw."""
 
-    def submit(self, *_: Any, **__: Any) -> Future[Any]:  # type: ignore[override]
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_exception(ZeroDivisionError("a bug"))
         return future

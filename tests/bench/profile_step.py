@@ -37,8 +37,8 @@ from loraplex_engine.wire import encode
 
 CONTEXT = 384  # tokens behind a decoding sequence
 CHUNK = 512
-STEPS = 24
 MAX_RANK = 16
+PATIENCE = 48  # tokens that the first sequences say while the last prompts are still computed
 
 
 class Profile:
@@ -89,7 +89,9 @@ class Case(NamedTuple):
             yield Generate(
                 request_id=f"{self.name}-{i}",
                 prompt_ids=tuple((31 * i + 7 * at) % 40000 + 10 for at in range(length)),
-                sampling=SamplingParams(max_tokens=2 * num_steps, temperature=0.0, ignore_eos=True)
+                sampling=SamplingParams(
+                    max_tokens=num_steps + PATIENCE, temperature=0.0, ignore_eos=True
+                )
                 if self.is_decode
                 else SamplingParams(max_tokens=1, temperature=0.0),
                 tenant=f"tenant-{i}",
@@ -115,6 +117,7 @@ def make_engine(model: Path, adapters: Path, store_folder: Path) -> tuple[Engine
         max_num_batched_tokens=CHUNK,
         max_loras=NUM_ADAPTERS,
         max_lora_rank=MAX_RANK,
+        scheduling_policy="fcfs",  # a whole chunk in one step
         threads=numba.config.NUMBA_NUM_THREADS,
     )
     loaded = load_model(config)
@@ -154,15 +157,18 @@ def watch_all(profile: Profile, engine: Engine) -> None:
     profile.watch("collect, text", engine, "_collect")
 
 
-def run(case: Case, engine: Engine, profile: Profile, versions: list[str]) -> dict[str, float]:
-    requests = list(case.requests(versions, STEPS))
+def run(
+    case: Case, engine: Engine, profile: Profile, versions: list[str], num_steps: int
+) -> dict[str, float]:
+    """Milliseconds by operation."""
+    requests = list(case.requests(versions, num_steps))
     for request in requests:
         engine.submit(request)
         if not case.is_decode:
             profile.step(lambda: encode(engine.step()))
     while engine.policy.waiting or any(not seq.is_decode for seq in engine.policy.running):
         engine.step()
-    for _ in range(STEPS if case.is_decode else 0):
+    for _ in range(num_steps if case.is_decode else 0):
         profile.step(lambda: encode(engine.step()))
     medians = profile.medians()
     while engine.has_work:
@@ -176,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=cache / "models" / "smollm2-135m-instruct")
     parser.add_argument("--adapters", type=Path, default=out / "bench-adapters")
+    parser.add_argument("--steps", type=int, default=24, help="of each case")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     args = parser.parse_args()
     make_adapters(args.model, args.adapters)
@@ -185,8 +192,9 @@ def main() -> None:
         watch_all(profile, engine)
         for case in cases():
             if args.only in case.name:
-                columns[case.name] = run(case, engine, profile, versions)
+                columns[case.name] = run(case, engine, profile, versions, args.steps)
     names = dict.fromkeys(name for column in columns.values() for name in column)
+    print(f"load {os.getloadavg()[0]:.1f}, {numba.config.NUMBA_NUM_THREADS} threads")
     print("ms |", " | ".join(columns))
     print("---|" * (len(columns) + 1))
     for name in names:

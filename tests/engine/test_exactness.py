@@ -5,22 +5,40 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.engine.tiny import ALL_MODULES, make_adapter, make_model, offline_engine
 
 from loraplex_engine.config import EngineConfig
+from loraplex_engine.device import KvShape
 from loraplex_engine.messages import SamplingParams
+from loraplex_engine.model import layers
+from loraplex_engine.model.config import read_model_config
 from loraplex_engine.offline import Completion, Prompt
+from loraplex_kernels.lora import apply_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+# AMX tiles serve heads of 32 and widths in steps of 32; the smaller model runs without them.
+SHAPES: dict[str, dict[str, int]] = {
+    "odd": {},
+    "tiles": {
+        "hidden_size": 96,
+        "intermediate_size": 96,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=list(SHAPES.values()), ids=list(SHAPES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exact")
-    base = make_model(folder)
+    base = make_model(folder, **request.param)
     for seed in range(3):
         make_adapter(
             base, folder / str(seed), rank=4 * seed + 4, alpha=8, modules=ALL_MODULES, seed=seed
@@ -29,19 +47,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def engine(folder: Path, chunk: int) -> Iterator[Callable[[list[Prompt]], list[Completion]]]:
+def engine(
+    folder: Path, chunk: int, num_blocks: int = 512
+) -> Iterator[Callable[[list[Prompt]], list[Completion]]]:
     config = EngineConfig(
         model=folder,
         dtype="bfloat16",
         max_num_batched_tokens=chunk,
-        cpu_kv_cache_bytes=2**21,
+        cpu_kv_cache_bytes=num_blocks * block_bytes(folder),
         max_loras=3,
+        scheduling_policy="fcfs",  # chunks of the size asked for, and preemptions when blocks run out
     )
     folders = {str(seed): folder / str(seed) for seed in range(3)}
     with offline_engine(config, folders, folder / "store") as (offline, versions):
         yield lambda prompts: offline.run(
             replace(p, adapter=None if p.adapter is None else versions[p.adapter]) for p in prompts
         )
+
+
+def block_bytes(folder: Path) -> int:
+    shape = read_model_config(folder)
+    return KvShape(3, shape.num_kv_heads, 16, shape.head_dim, torch.bfloat16).block_bytes
 
 
 def prompts() -> list[Prompt]:
@@ -78,3 +104,33 @@ def test_a_warm_prefix_gives_the_same_bits(folder: Path) -> None:
         assert first.logits is not None
         assert second.logits is not None
         assert torch.equal(first.logits, second.logits)
+
+
+def test_a_preemption_leaves_no_trace_in_the_bits(folder: Path) -> None:
+    with engine(folder, 64) as run:
+        roomy = run(prompts())
+    with engine(folder, 64, num_blocks=16) as run:
+        tight = run(prompts())
+    assert sum(t.finished.recomputed_tokens for t in tight if t.finished) > 0
+    for first, second in zip(roomy, tight, strict=True):
+        assert first.logits is not None
+        assert second.logits is not None
+        assert torch.equal(first.logits, second.logits)
+
+
+def test_no_lora_kernel_runs_for_the_base_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_calls = 0
+
+    def counted(*arguments: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        apply_lora(*arguments)
+
+    monkeypatch.setattr(layers, "apply_lora", counted)
+    with engine(folder, 64) as run:
+        run([replace(prompt, adapter=None) for prompt in prompts()])
+        assert num_calls == 0
+        run(prompts()[:4])
+    assert num_calls > 0

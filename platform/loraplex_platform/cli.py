@@ -1,31 +1,25 @@
 """The command line: a thin list of commands, and the composition root."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from loraplex_adapters.store import AdapterStore
-from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.auth.service import KeyService
-from loraplex_platform.catalogue.service import CatalogueService
+from loraplex_platform.cli_adapters import adapters
 from loraplex_platform.cli_batches import batches, beat, worker
 from loraplex_platform.cli_billing import billing
 from loraplex_platform.cli_limits import limits
 from loraplex_platform.cli_operators import operators
 from loraplex_platform.cli_plans import plans
 from loraplex_platform.command import TenantOption, open_database, run
-from loraplex_platform.config import Settings, load_settings
-from loraplex_platform.db.database import Database
+from loraplex_platform.config import load_settings
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.observability.logging import configure_logging
 from loraplex_platform.supervision.base_model import (
     DEMO_MODEL,
-    expected_folder,
     prepare,
-    served_name,
 )
 from loraplex_platform.supervision.doctor import examine
 from loraplex_platform.supervision.serve import serve
@@ -35,7 +29,6 @@ from loraplex_platform.tenants.service import TenantService
 app = typer.Typer(no_args_is_help=True, help="Serve many LoRA adapters to many tenants.")
 tenants = typer.Typer(no_args_is_help=True, help="Tenants and their standing.")
 keys = typer.Typer(no_args_is_help=True, help="API keys.")
-adapters = typer.Typer(no_args_is_help=True, help="Tenants' LoRA adapters.")
 models = typer.Typer(no_args_is_help=True, help="Base models.")
 app.add_typer(tenants, name="tenants")
 app.add_typer(keys, name="keys")
@@ -97,69 +90,6 @@ def import_model(
         typer.echo(str(await prepare(replace(load_settings(), model=model))))
 
     run(work())
-
-
-@adapters.command("add")
-def add_adapter(
-    tenant: TenantOption,
-    name: Annotated[str, typer.Option(help="What the tenant's requests call it.")],
-    folder: Annotated[Path, typer.Argument(help="What PEFT's save_pretrained wrote.")],
-) -> None:
-    """Judge an adapter, store it and give it a name; running servers serve it at once."""
-
-    async def work() -> None:
-        settings = load_settings()
-        async with open_database() as database:
-            owner = await TenantService(database, SystemClock()).get(tenant)
-            stored = await catalogue(database, settings).add(
-                owner.id,
-                name,
-                folder,
-                base_folder=expected_folder(settings),
-                max_rank=settings.max_lora_rank,
-            )
-        for warning in stored.report.warnings:
-            typer.echo(f"warning: {warning}", err=True)
-        typer.echo(f"{name}  {stored.version[:12]}  rank {stored.report.rank}")
-
-    run(work())
-
-
-@adapters.command("list")
-def list_adapters(tenant: TenantOption) -> None:
-    """List a tenant's adapters with their versions."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            owner = await TenantService(database, SystemClock()).get(tenant)
-            for adapter in await catalogue(database, load_settings()).of_tenant(owner.id):
-                size = f"{adapter.num_bytes / 2**20:.1f} MiB"
-                typer.echo(f"{adapter.name}  {adapter.version[:12]}  rank {adapter.rank}  {size}")
-
-    run(work())
-
-
-@adapters.command("remove")
-def remove_adapter(tenant: TenantOption, name: str) -> None:
-    """Take a name away; requests that run with it go on."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            owner = await TenantService(database, SystemClock()).get(tenant)
-            await catalogue(database, load_settings()).remove(owner.id, name)
-
-    run(work())
-
-
-def catalogue(database: Database, settings: Settings) -> CatalogueService:
-    store = AdapterStore(settings.adapter_store)
-    return CatalogueService(
-        database,
-        store,
-        SystemClock(),
-        base_id=served_name(settings),
-        quota=check_adapter_bytes,
-    )
 
 
 @tenants.command("create")

@@ -140,6 +140,35 @@ def test_adapter_is_added_listed_and_removed(
     assert with_base(home, base, "adapters", "list", "--tenant", "acme").stdout == ""
 
 
+def test_a_name_is_pointed_tried_rolled_back_and_shown(
+    settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    home, acme = settings.home, ("--tenant", "acme")
+    with_base(home, base, "tenants", "create", "acme")
+
+    def adapters(command: str, *args: str) -> str:
+        result = with_base(home, base, "adapters", command, *acme, *args)
+        assert result.exit_code == 0, result.output
+        return result.stdout.strip()
+
+    for alpha in (8, 16):
+        folder = write_adapter(tmp_path / str(alpha), lora_alpha=alpha)
+        update = ["--update"] if alpha == 16 else []
+        adapters("add", "--name", "bot", str(folder), *update)
+    assert adapters("alias", "bot", "2") == "bot → @2"
+    assert adapters("rollback", "bot") == "bot → @1"
+    assert adapters("canary", "bot", "2", "10") == "bot → @1  canary @2 10 %"
+    assert adapters("rollback", "bot") == "bot → @1"
+    assert adapters("pin", "bot") == "bot → @1  pinned"
+    shown = adapters("show", "bot@2").splitlines()
+    assert shown[1].startswith("bot@2  ")
+    assert shown[2].split() == ["model.layers.0.self_attn.q_proj", "r=4", "×4"]
+    adapters("remove", "bot@2")
+    for wrong in (("alias", "bot", "2"), ("rollback", "nobody"), ("show", "bot@7")):
+        result = with_base(home, base, "adapters", wrong[0], *acme, *wrong[1:])
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+
+
 @pytest.mark.parametrize("name", ["base", "../x", "", "a b"])
 def test_adapter_cannot_take_a_bad_name_or_the_base_models(
     settings: Settings, base: Path, tmp_path: Path, name: str

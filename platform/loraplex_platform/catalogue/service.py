@@ -174,10 +174,6 @@ class CatalogueService:
                 raise Conflict(f"{name!r} has nothing to go back to", param="name")
         return Entry(row, versions)
 
-    async def remove(self, tenant_id: str, name: str) -> None:
-        """The operator's: the name is free again; requests that run go on."""
-        await self.delete(Principal(tenant_id, "", ""), name, by=COMMAND)
-
     async def delete(self, principal: Principal, address: str, *, by: Actor) -> list[str]:
         """Take a name or one of its versions away; returns the contents that no name has any more."""
         where, now = Address.parse(address), self._clock.now()

@@ -1,0 +1,183 @@
+"""`loraplex adapters`: a tenant's adapters, judged, named, shifted and rolled back."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loraplex_adapters.store import AdapterStore
+from loraplex_platform.admission.stock import check_adapter_bytes
+from loraplex_platform.catalogue.routes import Address
+from loraplex_platform.catalogue.service import CatalogueService, Entry
+from loraplex_platform.command import TenantOption, open_database, run
+from loraplex_platform.config import Settings, load_settings
+from loraplex_platform.db.database import Database
+from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.principal import COMMAND_LINE, Principal
+from loraplex_platform.supervision.base_model import expected_folder, served_name
+from loraplex_platform.tenants.service import TenantService
+
+adapters = typer.Typer(no_args_is_help=True, help="Tenants' LoRA adapters.")
+BY = COMMAND_LINE.actor
+
+
+@adapters.command("add")
+def add_adapter(
+    tenant: TenantOption,
+    name: Annotated[str, typer.Option(help="What the tenant's requests call it.")],
+    folder: Annotated[Path, typer.Argument(help="What PEFT's save_pretrained wrote.")],
+    update: Annotated[
+        bool, typer.Option("--update", help="Add a version to a name that there is.")
+    ] = False,
+) -> None:
+    """Judge an adapter, store it and give it a name; running servers serve it at once."""
+
+    async def work() -> None:
+        settings = load_settings()
+        async with open_database() as database:
+            owner, service = await _owner(database, tenant), _catalogue(database, settings)
+            service.check_name(name)
+            if not update:
+                await service.check_free(owner, name)
+            stored = await service.judge(
+                folder, base_folder=expected_folder(settings), max_rank=settings.max_lora_rank
+            )
+            made = await service.publish(owner, name, stored, by=BY, activate=not update)
+        for warning in stored.report.warnings:
+            typer.echo(f"warning: {warning}", err=True)
+        shown = f"{name}@{made.version.number}" if update else name
+        typer.echo(f"{shown}  {stored.version[:12]}  rank {stored.report.rank}")
+
+    run(work())
+
+
+@adapters.command("list")
+def list_adapters(tenant: TenantOption) -> None:
+    """List a tenant's adapters with the versions they stand for."""
+
+    async def work() -> None:
+        async with open_database() as database:
+            owner = await _owner(database, tenant)
+            service = _catalogue(database, load_settings())
+            for adapter in await service.of_tenant(owner.tenant_id):
+                size = f"{adapter.num_bytes / 2**20:.1f} MiB"
+                typer.echo(f"{adapter.name}  {adapter.version[:12]}  rank {adapter.rank}  {size}")
+
+    run(work())
+
+
+@adapters.command("show")
+def show_adapter(
+    tenant: TenantOption,
+    name: Annotated[str, typer.Argument(help="A name, or a version of it: support@2.")],
+) -> None:
+    """Show what a name stands for, and the load report of each version."""
+
+    async def work() -> None:
+        async with open_database() as database:
+            service = _catalogue(database, load_settings())
+            entry = await service.get(await _owner(database, tenant), name)
+        _show(entry)
+        for version in entry.versions:
+            report = version.manifest
+            typer.echo(
+                f"{entry.name.name}@{version.number}  {version.version[:12]}  rank {version.rank}"
+                f"  {version.num_bytes / 2**20:.1f} MiB  {len(report['modules'])} modules"
+            )
+            if Address.parse(name).number is not None:
+                for module in report["modules"]:
+                    typer.echo(f"  {module['module']}  r={module['rank']}  ×{module['scale']:g}")
+            for warning in report["warnings"]:
+                typer.echo(f"  warning: {warning}")
+
+    run(work())
+
+
+@adapters.command("alias")
+def point_adapter(
+    tenant: TenantOption,
+    name: str,
+    number: Annotated[int, typer.Argument(min=1, help="The version it is to stand for.")],
+) -> None:
+    """Let a name stand for one of its versions; requests that run end on the old one."""
+    _change(tenant, name, {"current": number})
+
+
+@adapters.command("canary")
+def set_canary(
+    tenant: TenantOption,
+    name: str,
+    number: Annotated[int, typer.Argument(min=1, help="The version to try.")],
+    percent: Annotated[int, typer.Argument(min=0, max=100, help="Of the callers.")],
+) -> None:
+    """Answer a share of the callers, always the same ones, with another version."""
+    _change(tenant, name, {"canary": {"version": number, "percent": percent}})
+
+
+@adapters.command("pin")
+def pin_adapter(
+    tenant: TenantOption,
+    name: str,
+    off: Annotated[bool, typer.Option("--off", help="Let it go again.")] = False,
+) -> None:
+    """Keep a name's current version on the device; running servers follow within two seconds."""
+    _change(tenant, name, {"pinned": not off})
+
+
+@adapters.command("rollback")
+def roll_back_adapter(tenant: TenantOption, name: str) -> None:
+    """End a name's canary; without one, let it stand for what it stood for before."""
+
+    async def work() -> None:
+        async with open_database() as database:
+            service = _catalogue(database, load_settings())
+            _show(await service.roll_back(await _owner(database, tenant), name, by=BY))
+
+    run(work())
+
+
+@adapters.command("remove")
+def remove_adapter(
+    tenant: TenantOption,
+    name: Annotated[str, typer.Argument(help="A name, or a version of it: support@2.")],
+) -> None:
+    """Take a name away; requests that run with it go on."""
+
+    async def work() -> None:
+        async with open_database() as database:
+            service = _catalogue(database, load_settings())
+            await service.delete(await _owner(database, tenant), name, by=BY)
+
+    run(work())
+
+
+def _change(tenant: str, name: str, values: dict[str, Any]) -> None:
+    async def work() -> None:
+        async with open_database() as database:
+            service = _catalogue(database, load_settings())
+            _show(await service.change(await _owner(database, tenant), name, values, by=BY))
+
+    run(work())
+
+
+def _show(entry: Entry) -> None:
+    row = entry.name
+    facts = [f"{row.name} → @{row.current}"]
+    facts += [f"canary @{row.canary} {row.canary_percent} %"] if row.canary else []
+    facts += [] if row.is_enabled else ["disabled"]
+    facts += ["pinned"] if row.is_pinned else []
+    typer.echo("  ".join(facts))
+
+
+async def _owner(database: Database, tenant: str) -> Principal:
+    return Principal((await TenantService(database, SystemClock()).get(tenant)).id, "", "")
+
+
+def _catalogue(database: Database, settings: Settings) -> CatalogueService:
+    return CatalogueService(
+        database,
+        AdapterStore(settings.adapter_store),
+        SystemClock(),
+        base_id=served_name(settings),
+        quota=check_adapter_bytes,
+    )

@@ -1,6 +1,7 @@
 """The console: puts its pages behind sign-in, roles and form tokens, and mounts them."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -48,6 +49,13 @@ HEADERS: Mapping[str, str] = {
 MAX_FIELDS = 50
 
 
+async def show_nothing(_: Visit) -> Response:
+    raise NotFound("there is no such page")
+
+
+LOST = Page("GET", "/{path:path}", show_nothing)
+
+
 def mount_console(app: FastAPI) -> None:
     """Serve the console of this API under /admin."""
     app.mount(PREFIX, create_console(Services.of(app.state)))
@@ -57,13 +65,15 @@ def create_console(services: Services) -> Starlette:
     templates = _templates()
     routes = [
         Route(page.path, _guarded(page, services, templates), methods=[page.method])
-        for page in PAGES
+        for page in (*PAGES, LOST)
     ]
     static = Mount("/static", StaticFiles(directory=HERE / "static"))
     return Starlette(routes=[static, *routes])
 
 
+@cache
 def _templates() -> Environment:
+    """Compiled once; they hold nothing of an app."""
     templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -106,7 +116,7 @@ async def _shown(page: Page, visit: Visit) -> Response:
     form = FormData()
     if page.method == "POST":
         form = await request.form(max_files=0, max_fields=MAX_FIELDS)
-        _check_source(visit, form)
+        _check_source(visit, form, has_token=page.permission is not None)
     if page.permission is not None and visitor is not None:
         allows(visitor.administrator, page.permission)
         if page.is_staff and visitor.administrator.tenant_id is not None:
@@ -114,11 +124,11 @@ async def _shown(page: Page, visit: Visit) -> Response:
     return await page.show(Visit(request, visit.services, visit.templates, visitor, form))
 
 
-def _check_source(visit: Visit, form: FormData) -> None:
-    """The form is one of ours, and of this session."""
+def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:
+    """The form is one of ours, and of this session if it needs one."""
     if not is_from_here(visit.request):
         raise PermissionDenied("This form was not sent from the console.")
-    if visit.visitor is None:
+    if visit.visitor is None or not has_token:
         return
     presented = form.get("csrf")
     sessions = visit.services.sessions

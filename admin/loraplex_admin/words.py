@@ -22,12 +22,14 @@ REASONS = {
     "too_large": "one request alone exceeds the limit",
     "store_unavailable": "the shared limiter could not be reached",
 }
-MEASURES = {"queue": "Time in queue", "ttft": "First token", "tpot": "Per token"}
+MEASURES = {"queue": "In queue", "ttft": "First token", "tpot": "Per token"}
 
 
 def plain(value: Any) -> Any:
     """Jinja's finalizer: each text that a page shows goes through here."""
-    if type(value) is not str:
+    if value is None:
+        return "–"
+    if type(value) is not str:  # markup is ours
         return value
     seen = INVISIBLE.sub("", value)
     return seen if len(seen) <= LONGEST else seen[:LONGEST] + "…"
@@ -54,7 +56,12 @@ def number(value: float) -> str:
 def seconds(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def utc(moment: datetime) -> str:

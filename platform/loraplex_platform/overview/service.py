@@ -35,7 +35,7 @@ class Minute:
 class Overview:
     live: Live | None  # None: the engine is silent
     minutes: Sequence[Minute]
-    latencies: Sequence[Latency]
+    latencies: Mapping[str, Mapping[str, Latency]]  # by tier and measure
     top: Sequence[TenantShare]
     refusals: Sequence[Refusals]
     tenants: Mapping[str, str]  # id -> name
@@ -75,7 +75,7 @@ class OverviewService:
         async with self._database.reading() as session:
             activity = ActivityRepository(session, by, since)
             minutes = await activity.minutes()
-            latencies = await activity.latencies()
+            latencies = _by_tier(await activity.latencies())
             top = await activity.top_tenants(TOP)
             running = () if live is None else live.adapters
             ids = {row.tenant_id for row in top} | {row.tenant_id for row in refusals}
@@ -86,6 +86,11 @@ class OverviewService:
         return Overview(
             live, _rows(since, minutes, refused), latencies, top, refusals, tenants, adapters
         )
+
+
+def _by_tier(latencies: Sequence[Latency]) -> dict[str, dict[str, Latency]]:
+    tiers = [tier for tier in TIERS if any(row.tier == tier for row in latencies)]
+    return {tier: {row.measure: row for row in latencies if row.tier == tier} for tier in tiers}
 
 
 def _rows(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx2
 from fastapi import FastAPI
@@ -35,6 +35,7 @@ class Browser:
     """Somebody's browser without JavaScript: cookies, forms, an Origin with each form."""
 
     http: httpx2.AsyncClient
+    tokens: list[str] = field(default_factory=list)
 
     async def get(self, path: str) -> httpx2.Response:
         return await self.http.get(f"/admin{path}")
@@ -42,10 +43,16 @@ class Browser:
     async def post(self, path: str, token: str | None = None, **form: object) -> httpx2.Response:
         """Sends a form with the token of a page that was loaded, or with this one."""
         if token is None:
-            token = CSRF.findall((await self.get("/audit")).text)[0]
+            token = await self.token()
         data = {name: value for name, value in form.items() if value is not None}
         headers = {"origin": HOST}
         return await self.http.post(f"/admin{path}", data={**data, "csrf": token}, headers=headers)
+
+    async def token(self) -> str:
+        """The form token of this browser's session, read off a page once."""
+        if not self.tokens:
+            self.tokens.extend(CSRF.findall((await self.get("/search")).text))
+        return self.tokens[0]
 
     async def done(self, path: str, **form: object) -> httpx2.Response:
         """Sends a form, looks at its confirmation, and confirms."""

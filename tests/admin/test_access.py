@@ -3,7 +3,7 @@
 import re
 
 import httpx2
-from tests.console_stand import CSRF, HOST, PASSWORD, Browser, ConsoleStand, sign_in
+from tests.console_stand import HOST, PASSWORD, Browser, ConsoleStand, sign_in
 from tests.platform_stand import Seeded
 
 from loraplex_admin.app import HEADERS, PAGES
@@ -72,7 +72,7 @@ async def test_form_without_token_or_from_elsewhere_is_refused(
     stand: ConsoleStand, keys: Seeded
 ) -> None:
     owner = await stand.signed_in()
-    [token, *_] = CSRF.findall((await owner.get("/audit")).text)
+    token = await owner.token()
     for page in (page for page in FORMS if page in INSIDE):
         url = f"/admin{path_of(page, stand, keys)}"
         for headers, form in (
@@ -89,7 +89,7 @@ async def test_form_without_token_or_from_elsewhere_is_refused(
 
 async def test_token_of_another_session_is_refused(stand: ConsoleStand) -> None:
     owner, viewer = await stand.signed_in(), await stand.signed_in("viewer")
-    [token, *_] = CSRF.findall((await viewer.get("/audit")).text)
+    token = await viewer.token()
     assert (await owner.post("/tenants", token, name="x")).status_code == 403
 
 

@@ -30,7 +30,11 @@ FLAGS = (
     "--disable-sync",
     "--no-first-run",
 )
-NO_PAGES = ("/live", "/audit/export", "/requests/{request_id}")  # a part, a file, one that is not there
+NO_PAGES = (
+    "/live",
+    "/audit/export",
+    "/requests/{request_id}",
+)  # a part, a file, one that is not there
 TELL_VIOLATIONS = """addEventListener("securitypolicyviolation",
     (event) => console.error("CSP", event.violatedDirective, event.blockedURI));"""
 

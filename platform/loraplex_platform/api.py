@@ -7,6 +7,7 @@ from pathlib import Path
 
 import uvicorn
 
+from loraplex_admin.app import mount_console
 from loraplex_engine.client import RemoteEngine
 from loraplex_platform.app import create_app
 from loraplex_platform.config import BadSetting, load_settings
@@ -30,6 +31,7 @@ def main() -> None:
         raise BadSetting("ENGINE_ADDRESS", "", "the engine's address")
     model = ServedModel.load(Path(settings.model), settings.served_model_name)
     app = create_app(settings, RemoteEngine(settings.engine_address), model)
+    mount_console(app)
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -15,6 +15,7 @@ from loraplex_platform.admission.history import UsageHistory
 from loraplex_platform.admission.limiter import Limiter
 from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.plans import PlanService
+from loraplex_platform.admission.refusals import RefusalService
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.admission.service import LimitService
 from loraplex_platform.admission.stock import check_adapter_bytes
@@ -43,6 +44,7 @@ from loraplex_platform.kit.clock import Clock, SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.middleware import RequestContext
 from loraplex_platform.observability import endpoints as probes
+from loraplex_platform.observability.health import Health
 from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai import endpoints as openai
 from loraplex_platform.openai.cache_scope import CacheScopes
@@ -50,6 +52,7 @@ from loraplex_platform.openai.live_requests import LiveRequests
 from loraplex_platform.openai.models import ModelService
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.service import InferenceService
+from loraplex_platform.overview.service import OverviewService
 from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.people.sessions import SessionService
@@ -68,6 +71,7 @@ from loraplex_platform.usage.invoice_service import InvoiceService
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.reports import Reports
+from loraplex_platform.usage.requests import RequestLog
 from loraplex_platform.usage.spending import Spending
 from loraplex_platform.usage.spool import Spool
 from loraplex_platform.webhooks.outbox import Outbox
@@ -217,6 +221,11 @@ def create_app(
         region=settings.region,
     )
     app.state.gate = gate
+    app.state.health = Health(database, engine, gate)
+    app.state.refusals = RefusalService(database, clock)
+    app.state.overview = OverviewService(engine, database, app.state.refusals, clock)
+    app.state.requests = RequestLog(database)
+    app.state.clock = clock
     app.state.rejections = rejections
     app.state.files = file_service
     app.state.batches = BatchService(database, jobs, clock)

@@ -35,6 +35,15 @@ def loraplex(wheel: Path, tmp_path: Path) -> Path:
     return home / "bin" / "loraplex"
 
 
+def test_wheel_carries_the_consoles_templates_and_scripts(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("templates", "static"):
+        there = (ROOT / "admin" / "loraplex_admin" / folder).rglob("*")
+        files = {str(path.relative_to(ROOT / "admin")) for path in there if path.is_file()}
+        assert files
+        assert files <= names
+
+
 def test_wheel_carries_migrations_and_demo_adapters(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "loraplex_platform/db/_migrations/env.py" in names

@@ -87,6 +87,12 @@ class KeyService:
             raise NotFound(f"there is no key {key_id!r}", param="key_id")
         return key
 
+    async def look_up(self, by: Administrator, key_id: str) -> ApiKey | None:
+        """A key of any tenant that the administrator sees."""
+        async with self._database.reading() as session:
+            key = await KeyRepository(session).get(key_id)
+        return key if key is not None and by.sees(key.tenant_id) else None
+
     async def last_used(
         self, by: Administrator, tenant_id: str, keys: Sequence[ApiKey]
     ) -> dict[str, datetime]:

@@ -18,6 +18,7 @@ from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.supervision import demo
 from loraplex_platform.supervision.base_model import prepare
 from loraplex_platform.supervision.child import Child
+from loraplex_platform.supervision.first_operator import EMAIL, first_link
 from loraplex_platform.supervision.processes import (
     api_command,
     bind,
@@ -48,14 +49,16 @@ async def serve(settings: Settings) -> None:
         with listener:
             model = await prepare(settings)
             await asyncio.to_thread(upgrade, settings.database)
-            base_url = f"http://{_in_url(host)}:{port}/v1"
+            origin = f"http://{_in_url(host)}:{port}"
+            base_url = f"{origin}/v1"
             hints = await _first_start(settings, model, base_url)
+            link = await first_link(settings, origin)
             address = engine_address(settings)
             engine = Child(engine_command(settings, model, address))
             _clear(settings.metrics_folder)
             command = api_command(settings, model, address, listener)
             apis = [Child(command) for _ in range(settings.workers)]
-            await _supervise(engine, apis, _greet(host, port, base_url, hints))
+            await _supervise(engine, apis, _greet(host, port, base_url, hints, link))
 
 
 async def _first_start(settings: Settings, model: Path, base_url: str) -> list[str]:
@@ -98,7 +101,7 @@ async def _supervise(
     await asyncio.gather(*alive)
 
 
-async def _greet(host: str, port: int, base_url: str, hints: list[str]) -> None:
+async def _greet(host: str, port: int, base_url: str, hints: list[str], link: str | None) -> None:
     """Say when requests are served, and what to try."""
     started_s = time.monotonic()
     with console.status("Starting engine and API"):
@@ -109,6 +112,10 @@ async def _greet(host: str, port: int, base_url: str, hints: list[str]) -> None:
         console.print("\n\n".join(["Try:", *hints]), markup=False)
     else:
         console.print("New keys: loraplex keys create --tenant acme. Ctrl-C stops.", markup=False)
+    if link is not None:
+        console.print(f"Console, as {EMAIL}: set your password at {link}", markup=False)
+    else:
+        console.print(f"Console: {base_url.removesuffix('/v1')}/admin/", markup=False)
 
 
 def is_ready(host: str, port: int) -> bool:

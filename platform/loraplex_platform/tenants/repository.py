@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import TypeVar
 
+from sqlalchemy import or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.paging import page_after
@@ -52,9 +53,20 @@ class TenantRepository:
     async def find(self, by: Administrator, tenant_id: str) -> Tenant | None:
         return await self._session.scalar(visible_to(by, Tenant).where(Tenant.id == tenant_id))
 
-    async def page(self, by: Administrator, after: str | None, limit: int) -> Sequence[Tenant]:
-        statement = page_after(visible_to(by, Tenant), Tenant.id, after, limit)
-        return (await self._session.scalars(statement)).all()
+    async def page(
+        self, by: Administrator, after: str | None, limit: int, *, like: str = ""
+    ) -> Sequence[Tenant]:
+        """Those whose name begins with `like`, or whose id it is."""
+        seen = visible_to(by, Tenant)
+        if like:
+            begins = Tenant.name.startswith(like, autoescape=True)
+            seen = seen.where(or_(begins, Tenant.id == like))
+        return (await self._session.scalars(page_after(seen, Tenant.id, after, limit))).all()
+
+    async def names(self, by: Administrator, tenant_ids: Collection[str]) -> dict[str, str]:
+        """By id, of those that are seen."""
+        statement = visible_to(by, Tenant).where(Tenant.id.in_(tenant_ids))
+        return {tenant.id: tenant.name for tenant in await self._session.scalars(statement)}
 
     async def standing(self, tenant: Tenant) -> Standing:
         plan = None if tenant.plan_id is None else await self.plan(tenant.plan_id)

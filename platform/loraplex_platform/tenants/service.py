@@ -1,6 +1,6 @@
 """Rules about tenants."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -58,10 +58,16 @@ class TenantService:
             return await TenantRepository(session).all()
 
     async def page(
-        self, by: Administrator, *, after: str | None = None, limit: int = 20
+        self, by: Administrator, *, after: str | None = None, limit: int = 20, like: str = ""
     ) -> Sequence[Tenant]:
+        """Those whose name begins with `like`, or whose id it is."""
         async with self._database.reading() as session:
-            return await TenantRepository(session).page(by, after, limit)
+            return await TenantRepository(session).page(by, after, limit, like=like)
+
+    async def names(self, by: Administrator, tenant_ids: Collection[str]) -> dict[str, str]:
+        """By id, of those that are seen."""
+        async with self._database.reading() as session:
+            return await TenantRepository(session).names(by, tenant_ids)
 
     async def get(self, name: str) -> Tenant:
         async with self._database.reading() as session:

@@ -1,0 +1,149 @@
+"""The console: puts its pages behind sign-in, roles and form tokens, and mounts them."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from loraplex_admin import words
+from loraplex_admin.cookies import is_from_here, session_token
+from loraplex_admin.pages import audit, keys, limits, overview, people, requests, sign_in, tenants
+from loraplex_admin.services import Services
+from loraplex_admin.visit import PREFIX, Page, Visit, with_query
+from loraplex_platform.errors import shape_of
+from loraplex_platform.kit.errors import NotFound, PermissionDenied, PlatformError
+from loraplex_platform.kit.roles import allows
+
+HERE = Path(__file__).parent
+PAGES: tuple[Page, ...] = (
+    *sign_in.PAGES,
+    *overview.PAGES,
+    *tenants.PAGES,
+    *limits.PAGES,
+    *keys.PAGES,
+    *people.PAGES,
+    *requests.PAGES,
+    *audit.PAGES,
+)
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=()",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+MAX_FIELDS = 50
+
+
+async def show_nothing(_: Visit) -> Response:
+    raise NotFound("there is no such page")
+
+
+LOST = Page("GET", "/{path:path}", show_nothing)
+
+
+def mount_console(app: FastAPI) -> None:
+    """Serve the console of this API under /admin."""
+    console = Mount(PREFIX, create_console(Services.of(app.state)))
+    app.router.routes.insert(0, console)  # before the API's routes, which are slow to match
+
+
+def create_console(services: Services) -> Starlette:
+    templates = _templates()
+    routes = [
+        Route(page.path, _guarded(page, services, templates), methods=[page.method])
+        for page in (*PAGES, LOST)
+    ]
+    static = Mount("/static", StaticFiles(directory=HERE / "static"))
+    return Starlette(routes=[static, *routes])
+
+
+@cache
+def _templates() -> Environment:
+    """Compiled once; they hold nothing of an app."""
+    templates = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=words.plain,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for filter in (words.dimension, words.reason, words.measure, words.number, words.seconds):
+        templates.filters[filter.__name__] = filter
+    templates.filters |= {"utc": words.utc, "left": words.left}
+    templates.globals["with_query"] = with_query
+    return templates
+
+
+def _guarded(
+    page: Page, services: Services, templates: Environment
+) -> Callable[[Request], Awaitable[Response]]:
+    """Nothing of the page runs before its visitor is known and allowed."""
+
+    async def answer(request: Request) -> Response:
+        token = session_token(request)
+        visitor = None if token is None else await services.sessions.visitor(token)
+        visit = Visit(request, services, templates, visitor)
+        try:
+            response = await _shown(page, visit)
+        except PlatformError as error:
+            status = shape_of(error).status
+            response = visit.render("error.html", status, error=error)
+        response.headers.update(HEADERS)
+        return response
+
+    return answer
+
+
+async def _shown(page: Page, visit: Visit) -> Response:
+    request, visitor = visit.request, visit.visitor
+    if page.permission is not None and visitor is None:
+        return _to_sign_in(request)
+    form = FormData()
+    if page.method == "POST":
+        form = await request.form(max_files=0, max_fields=MAX_FIELDS)
+        _check_source(visit, form, has_token=page.permission is not None)
+    if page.permission is not None and visitor is not None:
+        allows(visitor.administrator, page.permission)
+        if page.is_staff and visitor.administrator.tenant_id is not None:
+            raise NotFound("there is no such page")
+    return await page.show(Visit(request, visit.services, visit.templates, visitor, form))
+
+
+def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:
+    """The form is one of ours, and of this session if it needs one."""
+    if not is_from_here(visit.request):
+        raise PermissionDenied("This form was not sent from the console.")
+    if visit.visitor is None or not has_token:
+        return
+    presented = form.get("csrf")
+    sessions = visit.services.sessions
+    if not isinstance(presented, str) or not sessions.is_form_token(
+        visit.visitor.session_id, presented
+    ):
+        raise PermissionDenied("This form is not of your session: load the page again.")
+
+
+def _to_sign_in(request: Request) -> Response:
+    """Afterwards back to where one wanted to go; a part of a page sends the whole page there."""
+    if request.headers.get("hx-request") == "true":
+        return Response(status_code=401, headers={"hx-refresh": "true"})
+    path = request.url.path.removeprefix(PREFIX)
+    wanted = path + (f"?{request.url.query}" if request.url.query else "")
+    then = f"?next={quote(wanted)}" if request.method == "GET" and wanted not in ("", "/") else ""
+    return RedirectResponse(f"{PREFIX}/sign-in{then}", 303)

@@ -1,0 +1,77 @@
+"""How values read: names without tricks, times, numbers."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+# Marks that turn the direction of text or cannot be seen: a name must not dress up as another.
+INVISIBLE = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+LONGEST = 300
+
+DIMENSIONS = {
+    "requests_per_minute": "Requests per minute",
+    "tokens_per_minute": "Tokens per minute",
+    "concurrent_requests": "Requests at a time",
+    "queued_requests": "Requests in the queue",
+    "tokens_per_day": "Tokens per day (UTC)",
+    "tokens_per_month": "Tokens per month (UTC)",
+    "adapter_bytes": "Bytes of adapters",
+}
+REASONS = {
+    "exceeded": "the limit was used up",
+    "too_large": "one request alone exceeds the limit",
+    "store_unavailable": "the shared limiter could not be reached",
+}
+MEASURES = {"queue": "In queue", "ttft": "First token", "tpot": "Per token"}
+
+
+def plain(value: Any) -> Any:
+    """Jinja's finalizer: each text that a page shows goes through here."""
+    if value is None:
+        return "–"
+    if type(value) is not str:  # markup is ours
+        return value
+    seen = INVISIBLE.sub("", value)
+    return seen if len(seen) <= LONGEST else seen[:LONGEST] + "…"
+
+
+def dimension(name: str) -> str:
+    return DIMENSIONS.get(name, name.replace("_", " "))
+
+
+def reason(name: str) -> str:
+    return REASONS.get(name, name)
+
+
+def measure(name: str) -> str:
+    return MEASURES.get(name, name)
+
+
+def number(value: float) -> str:
+    """Thin spaces between thousands."""
+    text = f"{value:,.1f}" if isinstance(value, float) and value != int(value) else f"{value:,.0f}"
+    return text.replace(",", "\u202f")
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def utc(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def left(until: datetime, now: datetime) -> str:
+    """How long until then, in the largest unit."""
+    rest = until - now
+    if rest >= timedelta(days=2):
+        return f"{rest.days} days"
+    hours = rest / timedelta(hours=1)
+    return f"{hours:.0f} h" if hours >= 1.5 else f"{rest / timedelta(minutes=1):.0f} min"

@@ -115,7 +115,8 @@ def elementwise_variants() -> Iterator[Variant]:
     yield Variant(
         "norm",
         norm.norm_kernel,
-        dict.fromkeys(("x", "residual", "weight", "out"), "*bf16") | {"epsilon": "fp32"},
+        dict.fromkeys(("x", "residual", "weight", "out"), "*bf16")
+        | {"epsilon": "fp32", "offset": "fp32"},
         {"HAS_RESIDUAL": 1, "BLOCK": 4096},
         has_dot=False,
     )
@@ -123,7 +124,7 @@ def elementwise_variants() -> Iterator[Variant]:
         "activation",
         activation.activation_kernel,
         {"gate_up": "*bf16", "out": "*bf16"},
-        {"BLOCK": activation.BLOCK},
+        {"GELU": 0, "BLOCK": activation.BLOCK},
         has_dot=False,
     )
     yield Variant(

@@ -116,11 +116,11 @@ def test_norm_and_activation(dtype: torch.dtype) -> None:
     x, weight = torch.randn(7, 66).to(dtype), torch.randn(66).to(dtype)
     mine, theirs = x.clone().mul_(2), x.clone().mul_(2)
     expected = norm_reference.rms_norm(x, weight, 1e-5, theirs)
-    assert_close(norm_triton.rms_norm(x, weight, 1e-5, mine), expected, dtype)
+    assert_close(norm_triton.rms_norm(x, weight, 1e-5, mine, 0.0), expected, dtype)
     assert_close(mine, theirs, dtype)
     assert_close(
-        norm_triton.rms_norm(x, weight, 1e-5, None),
-        norm_reference.rms_norm(x.float(), weight, 1e-5, None),
+        norm_triton.rms_norm(x, weight, 1e-5, None, 1.0),
+        norm_reference.rms_norm(x.float(), weight, 1e-5, None, 1.0),
         dtype,
     )
     assert_close(

@@ -92,7 +92,7 @@ def test_attention(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("half", [20, 8])
+@pytest.mark.parametrize("half", [20, 8, 1])
 def test_rotary(dtype: torch.dtype, half: int) -> None:
     heads, kv_heads, dim, num_tokens = 6, 2, 40, 7
     qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * dim).to(dtype)
@@ -126,5 +126,10 @@ def test_norm_and_activation(dtype: torch.dtype) -> None:
     assert_close(
         activation_triton.silu_and_multiply(x),
         activation_reference.silu_and_multiply(x.float()),
+        dtype,
+    )
+    assert_close(
+        activation_triton.gelu_tanh_and_multiply(x),
+        activation_reference.gelu_tanh_and_multiply(x.float()),
         dtype,
     )

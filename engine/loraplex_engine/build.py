@@ -1,5 +1,6 @@
 """Puts an engine together: model, memory, policy and loop, sized to the machine it runs on."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
 from loraplex_engine.detokenizer import TokenDecoder
 from loraplex_engine.device import Device, KvShape
-from loraplex_engine.errors import CannotStart, InvalidConfig
+from loraplex_engine.errors import CannotStart, InvalidConfig, UnsupportedModel
 from loraplex_engine.intake import Served
 from loraplex_engine.messages import PROTOCOL_VERSION, Hello
 from loraplex_engine.model.config import ModelConfig, read_model_config
@@ -26,6 +27,8 @@ from loraplex_engine.sampler import Sampler
 from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.policies import make_policy
 from loraplex_kernels.warm_up import warm_up
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CPU_TOKENS_PER_SEQ = 512  # KV held for each of max_num_seqs when nothing else is said
@@ -65,13 +68,36 @@ def load_model(config: EngineConfig) -> LoadedModel:
         raise InvalidConfig(
             f"max_model_len is {config.max_model_len}, the model knows {shape.max_position}"
         )
+    dtype = DTYPES[_dtype_name(config, shape, device)]
+    checkpoint = Checkpoint(config.model, dtype, device.torch_device)
+    decoder = Decoder(shape, checkpoint, config.max_model_len or shape.max_position)
+    _refuse_unread(checkpoint, shape)
+    return LoadedModel(shape, decoder, device, dtype, checkpoint.fingerprint())
+
+
+def _dtype_name(config: EngineConfig, shape: ModelConfig, device: Device) -> str:
+    """What to compute in; the CPU kernels have no float16, so there a checkpoint's becomes bfloat16."""
     name = shape.dtype if config.dtype == "auto" else config.dtype
     if name not in DTYPES:
         raise InvalidConfig(f"the checkpoint's dtype is {name}; set dtype to {', '.join(DTYPES)}")
-    dtype = DTYPES[name]
-    checkpoint = Checkpoint(config.model, dtype, device.torch_device)
-    decoder = Decoder(shape, checkpoint, config.max_model_len or shape.max_position)
-    return LoadedModel(shape, decoder, device, dtype, checkpoint.fingerprint())
+    if name != "float16" or device.is_cuda:
+        return name
+    if config.dtype == "float16":
+        raise InvalidConfig("dtype is float16, which needs a GPU; bfloat16 and float32 do not")
+    log.warning("the checkpoint is float16, the CPU computes in bfloat16; float32 keeps all digits")
+    return "bfloat16"
+
+
+def _refuse_unread(checkpoint: Checkpoint, shape: ModelConfig) -> None:
+    """A tensor that is left over means a model which is not what its config.json says."""
+    tied = {"lm_head.weight"} if shape.ties_embeddings else set()
+    unread = [name for name in checkpoint.unread() if name not in tied]
+    if unread:
+        raise UnsupportedModel(
+            f"{shape.architecture} has no use for {len(unread)} tensors of {checkpoint.folder}, "
+            f"{unread[0]} among them",
+            tensors=unread,
+        )
 
 
 def build_engine(

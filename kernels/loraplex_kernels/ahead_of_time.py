@@ -115,17 +115,19 @@ def elementwise_variants() -> Iterator[Variant]:
     yield Variant(
         "norm",
         norm.norm_kernel,
-        dict.fromkeys(("x", "residual", "weight", "out"), "*bf16") | {"epsilon": "fp32"},
+        dict.fromkeys(("x", "residual", "weight", "out"), "*bf16")
+        | {"epsilon": "fp32", "offset": "fp32"},
         {"HAS_RESIDUAL": 1, "BLOCK": 4096},
         has_dot=False,
     )
-    yield Variant(
-        "activation",
-        activation.activation_kernel,
-        {"gate_up": "*bf16", "out": "*bf16"},
-        {"BLOCK": activation.BLOCK},
-        has_dot=False,
-    )
+    for name, is_gelu in (("silu", 0), ("gelu", 1)):
+        yield Variant(
+            name,
+            activation.activation_kernel,
+            {"gate_up": "*bf16", "out": "*bf16"},
+            {"GELU": is_gelu, "BLOCK": activation.BLOCK},
+            has_dot=False,
+        )
     yield Variant(
         "rotary",
         kv_store.rotary_write_kernel,

@@ -150,7 +150,7 @@ def watch_all(profile: Profile, engine: Engine) -> None:
     profile.watch("attention", decoder, "paged_attention")
     profile.watch("rotary and cache", decoder, "rotary_write_kv")
     profile.watch("norms", layers, "rms_norm")
-    profile.watch("activation", decoder, "silu_and_multiply")
+    profile.watch("activation", engine.runner.decoder, "activation")  # type: ignore[attr-defined]
     profile.watch("sampling", engine.runner.sampler, "sample")  # type: ignore[attr-defined]
     profile.watch("batch", runner, "build_batch")
     profile.watch("schedule", engine.policy, "schedule")

@@ -1,5 +1,6 @@
 """Settings that make no sense are refused by name, and what is left open fits the machine."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,33 @@ def test_a_context_beyond_the_model_is_refused(folder: Path) -> None:
         load_model(EngineConfig(model=folder, max_model_len=257))
 
 
+def test_a_stretched_context_counts(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    make_model(tmp_path, "qwen2", rope_parameters=yarn, num_hidden_layers=1)
+    assert read_model_config(tmp_path).max_position == 1024
+
+
+def test_float16_becomes_bfloat16_on_a_cpu_unless_it_was_asked_for(tmp_path: Path) -> None:
+    make_model(tmp_path, num_hidden_layers=1).half().save_pretrained(tmp_path)
+    assert read_model_config(tmp_path).dtype == "float16"
+    assert load_model(EngineConfig(model=tmp_path, device="cpu")).dtype == torch.bfloat16
+    with pytest.raises(InvalidConfig, match="needs a GPU"):
+        load_model(EngineConfig(model=tmp_path, device="cpu", dtype="float16"))
+
+
+def test_a_tensor_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    make_model(tmp_path, num_hidden_layers=1, attention_bias=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"attention_bias": False}))
+    with pytest.raises(UnsupportedModel, match="no use for 4 tensors"):
+        load_model(EngineConfig(model=tmp_path))
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ('{"architectures": ["GPT2LMHeadModel"]}', "LlamaForCausalLM"),
+        ('{"architectures": ["GPT2LMHeadModel"]}', "LlamaForCausalLM, MistralForCausalLM"),
         ('{"architectures": ["LlamaForCausalLM"], "hidden_act": "relu"}', "relu"),
     ],
 )

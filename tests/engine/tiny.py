@@ -1,4 +1,4 @@
-"""A tiny random Llama and random PEFT adapters, in folders, and an offline engine over them."""
+"""Tiny random models and random PEFT adapters, in folders, and an offline engine over them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 
 import peft
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from loraplex_adapters.cache import AdapterCache
 from loraplex_adapters.layout import BaseModel
@@ -21,8 +21,15 @@ from loraplex_engine.offline import Offline
 ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def make_model(folder: Path, *, seed: int = 0, shard_bytes: int | None = None, **shape: Any) -> Any:
-    """Save a random model in float32 and return transformers' own."""
+def make_model(
+    folder: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    shard_bytes: int | None = None,
+    **shape: Any,
+) -> Any:
+    """Save a random model in float32 and return transformers' own; `family` is its model_type."""
     torch.manual_seed(seed)
     defaults: dict[str, Any] = {
         "vocab_size": 199,
@@ -36,7 +43,8 @@ def make_model(folder: Path, *, seed: int = 0, shard_bytes: int | None = None, *
         "initializer_range": 0.15,
         "eos_token_id": 7,
     }
-    model = LlamaForCausalLM(LlamaConfig(**defaults | shape)).eval()
+    config = AutoConfig.for_model(family, **defaults | shape)
+    model = AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
         if parameter.ndim == 1:  # norms and biases start at one and zero, which hides faults
             torch.nn.init.uniform_(parameter, 0.5, 1.5)

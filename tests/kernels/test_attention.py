@@ -69,8 +69,8 @@ def make_step(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 32), (6, 2, 40)])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (13, None), (None, 5.0)])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 32), (6, 2, 40), (4, 1, 256)])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (13, None), (None, 5.0), (13, 5.0)])
 def test_equals_the_definition(
     dtype: torch.dtype, heads: tuple[int, int, int], window: int | None, softcap: float | None
 ) -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from loraplex_kernels.activation import gelu_tanh_and_multiply, silu_and_multiply
 from loraplex_kernels.activation import reference as activation_reference
-from loraplex_kernels.activation import silu_and_multiply
 from loraplex_kernels.norm import reference as norm_reference
 from loraplex_kernels.norm import rms_norm
 from loraplex_kernels.testing import NUM_TOKENS, assert_close
@@ -25,6 +25,8 @@ def test_norm_equals_the_definition(dtype: torch.dtype, num_tokens: int, width: 
     expected = norm_reference.rms_norm(x, weight, 1e-5, theirs)
     assert_close(rms_norm(x, weight, 1e-5, mine), expected, dtype)
     assert torch.equal(mine, theirs)
+    expected = norm_reference.rms_norm(x.float(), weight, 1e-5, None, 1.0)
+    assert_close(rms_norm(x, weight, 1e-5, offset=1.0), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -35,6 +37,8 @@ def test_activation_equals_the_definition(dtype: torch.dtype, num_tokens: int, w
     gate_up[0, :2] = torch.tensor([-200.0, 200.0])
     expected = activation_reference.silu_and_multiply(gate_up.float())
     assert_close(silu_and_multiply(gate_up), expected, dtype)
+    expected = activation_reference.gelu_tanh_and_multiply(gate_up.float())
+    assert_close(gelu_tanh_and_multiply(gate_up), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

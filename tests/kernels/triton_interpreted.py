@@ -92,7 +92,7 @@ def test_attention(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("half", [20, 8])
+@pytest.mark.parametrize("half", [20, 8, 1])
 def test_rotary(dtype: torch.dtype, half: int) -> None:
     heads, kv_heads, dim, num_tokens = 6, 2, 40, 7
     qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * dim).to(dtype)
@@ -116,15 +116,20 @@ def test_norm_and_activation(dtype: torch.dtype) -> None:
     x, weight = torch.randn(7, 66).to(dtype), torch.randn(66).to(dtype)
     mine, theirs = x.clone().mul_(2), x.clone().mul_(2)
     expected = norm_reference.rms_norm(x, weight, 1e-5, theirs)
-    assert_close(norm_triton.rms_norm(x, weight, 1e-5, mine), expected, dtype)
+    assert_close(norm_triton.rms_norm(x, weight, 1e-5, mine, 0.0), expected, dtype)
     assert_close(mine, theirs, dtype)
     assert_close(
-        norm_triton.rms_norm(x, weight, 1e-5, None),
-        norm_reference.rms_norm(x.float(), weight, 1e-5, None),
+        norm_triton.rms_norm(x, weight, 1e-5, None, 1.0),
+        norm_reference.rms_norm(x.float(), weight, 1e-5, None, 1.0),
         dtype,
     )
     assert_close(
         activation_triton.silu_and_multiply(x),
         activation_reference.silu_and_multiply(x.float()),
+        dtype,
+    )
+    assert_close(
+        activation_triton.gelu_tanh_and_multiply(x),
+        activation_reference.gelu_tanh_and_multiply(x.float()),
         dtype,
     )

@@ -1,79 +1,111 @@
 """A model's shape, read from its folder's config.json; what the decoder cannot run is refused here."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from loraplex_engine.errors import UnsupportedModel
+from loraplex_engine.model.families import FAMILIES, Family, NormPlacement, QkNorm, Raw
+from loraplex_engine.model.rotary import Rope, read_rope
 
-ARCHITECTURES = ("LlamaForCausalLM",)
-ROPE_TYPES = ("default", "linear", "llama3")
+Activation = Literal["silu", "gelu_tanh"]
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding; the low and high frequency factors belong to llama3 scaling."""
+class LayerConfig:
+    """What layers of one model differ in."""
 
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 0
+    rope: Rope | None
+    window: int | None  # tokens a token sees, itself included
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder; dtype is the checkpoint's own."""
+    """The shape of a decoder; dtype is the checkpoint's own. A scale or cap that is None costs nothing."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    layers: tuple[LayerConfig, ...]
     rms_norm_eps: float
-    rope: Rope
+    norms: NormPlacement
+    norm_offset: float
+    qk_norm: QkNorm
+    activation: Activation
     max_position: int
     ties_embeddings: bool
-    has_attention_bias: bool
+    has_fused_modules: bool
+    has_qkv_bias: bool
+    has_attention_bias: bool  # of the output projection
     has_mlp_bias: bool
+    attention_scale: float
+    attention_softcap: float | None
+    embedding_scale: float | None
+    residual_scale: float | None
+    logits_scale: float | None
+    logits_softcap: float | None
     eos_token_ids: frozenset[int]
     dtype: str
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Read config.json, and the end tokens of generation_config.json where there is one."""
-    raw = _read_json(folder / "config.json")
-    architecture = next(iter(raw.get("architectures") or ["none"]))
-    if architecture not in ARCHITECTURES:
+    found = _read_json(folder / "config.json")
+    architecture = next(iter(found.get("architectures") or ["none"]))
+    family = FAMILIES.get(architecture)
+    if family is None:
         raise UnsupportedModel(
-            f"{architecture} is not supported; these are: {', '.join(ARCHITECTURES)}",
+            f"{architecture} is not supported; these are: {', '.join(FAMILIES)}",
             architecture=architecture,
         )
-    if raw.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(f"the activation {raw['hidden_act']} is not supported; silu is")
+    raw = {**family.defaults, **found}
+    activation = _activation(raw)
     generation = folder / "generation_config.json"
     eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
-    num_heads = raw["num_attention_heads"]
+    num_heads, has_bias = raw["num_attention_heads"], raw.get("attention_bias", False)
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // num_heads
+    layers = tuple(_layer(raw, family, i) for i in range(raw["num_hidden_layers"]))
     return ModelConfig(
         architecture=architecture,
         vocab_size=raw["vocab_size"],
         hidden_size=raw["hidden_size"],
         intermediate_size=raw["intermediate_size"],
-        num_layers=raw["num_hidden_layers"],
         num_heads=num_heads,
         num_kv_heads=raw.get("num_key_value_heads") or num_heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // num_heads,
+        head_dim=head_dim,
+        layers=layers,
         rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-        rope=_rope(raw),
-        max_position=raw["max_position_embeddings"],
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        qk_norm=family.qk_norm,
+        activation=activation,
+        max_position=_max_position(raw, layers),
         ties_embeddings=raw.get("tie_word_embeddings", False),
-        has_attention_bias=raw.get("attention_bias", False),
+        has_fused_modules=family.has_fused_modules,
+        has_qkv_bias=has_bias or family.has_qkv_bias,
+        has_attention_bias=has_bias,
         has_mlp_bias=raw.get("mlp_bias", False),
+        attention_scale=_attention_scale(raw, head_dim),
+        attention_softcap=raw.get("attn_logit_softcapping"),
+        embedding_scale=_embedding_scale(raw, family),
+        residual_scale=_unless_one(raw.get("residual_multiplier")),
+        logits_scale=_unless_one(1 / raw.get("logits_scaling", 1.0)),
+        logits_softcap=raw.get("final_logit_softcapping"),
         eos_token_ids=_token_ids(eos if eos is not None else raw.get("eos_token_id")),
         dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
     )
@@ -91,22 +123,50 @@ def _token_ids(value: int | list[int] | None) -> frozenset[int]:
     return frozenset([value] if isinstance(value, int) else value or [])
 
 
-def _rope(raw: dict[str, Any]) -> Rope:
-    """Both spellings: rope_parameters (transformers 5), and rope_theta with rope_scaling."""
-    fields = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = fields.get("rope_type") or fields.get("type") or "default"
-    theta = fields.get("rope_theta") or raw.get("rope_theta") or 10000.0
-    if kind not in ROPE_TYPES:
+def _layer(raw: Raw, family: Family, layer: int) -> LayerConfig:
+    is_sliding = family.is_sliding(raw, layer)
+    if raw.get("layer_types"):
+        is_sliding = raw["layer_types"][layer] == "sliding_attention"
+    kind = "sliding_attention" if is_sliding else "full_attention"
+    rope: Rope | None = read_rope(raw, kind, raw["max_position_embeddings"])
+    if family.skips_rope:
+        interval = raw.get("no_rope_layer_interval", 4)
+        has_rope = raw.get("no_rope_layers")
+        if not (has_rope[layer] if has_rope else (layer + 1) % interval):
+            rope = None
+    return LayerConfig(rope, raw["sliding_window"] if is_sliding else None)
+
+
+def _activation(raw: Raw) -> Activation:
+    name = raw.get("hidden_activation") or raw.get("hidden_act") or "silu"
+    if name not in ACTIVATIONS:
         raise UnsupportedModel(
-            f"rope scaling {kind!r} is not supported; these are: {', '.join(ROPE_TYPES)}"
+            f"the activation {name} is not supported; these are: {', '.join(ACTIVATIONS)}"
         )
-    if kind == "default":
-        return Rope(theta)
-    return Rope(
-        theta=theta,
-        kind=kind,
-        factor=fields["factor"],
-        low_freq_factor=fields.get("low_freq_factor", 1.0),
-        high_freq_factor=fields.get("high_freq_factor", 4.0),
-        original_max_position=fields.get("original_max_position_embeddings", 0),
-    )
+    return ACTIVATIONS[name]
+
+
+def _max_position(raw: Raw, layers: tuple[LayerConfig, ...]) -> int:
+    """The longest context; a yarn checkpoint may name the one before it was stretched."""
+    stretched = [
+        int(layer.rope.factor * layer.rope.original_max_position)
+        for layer in layers
+        if layer.rope is not None and layer.rope.kind == "yarn"
+    ]
+    return max(int(raw["max_position_embeddings"]), *stretched, 0)
+
+
+def _attention_scale(raw: Raw, head_dim: int) -> float:
+    if "attention_multiplier" in raw:
+        return float(raw["attention_multiplier"])
+    return 1 / math.sqrt(raw.get("query_pre_attn_scalar") or head_dim)
+
+
+def _embedding_scale(raw: Raw, family: Family) -> float | None:
+    if family.scales_embedding:
+        return math.sqrt(raw["hidden_size"])
+    return _unless_one(raw.get("embedding_multiplier"))
+
+
+def _unless_one(scale: float | None) -> float | None:
+    return None if scale is None or scale == 1 else float(scale)

@@ -1,7 +1,8 @@
 """One decoder for all supported families, driven by ModelConfig; one forward for all rows of a step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,22 +11,53 @@ from loraplex_adapters.layout import ProjectionSpec, SliceSpec
 from loraplex_engine.batch import Batch
 from loraplex_engine.device import LayerKv
 from loraplex_engine.model.config import ModelConfig
-from loraplex_engine.model.layers import Lora, Projection, RmsNorm, RotaryTable
+from loraplex_engine.model.families import NormPlacement
+from loraplex_engine.model.layers import Lora, NoNorm, Projection, RmsNorm, Scale
+from loraplex_engine.model.rotary import Rope, RotaryTable
 from loraplex_engine.model.weights import Checkpoint
-from loraplex_kernels.activation import silu_and_multiply
+from loraplex_kernels.activation import gelu_tanh_and_multiply, silu_and_multiply
 from loraplex_kernels.attention import paged_attention, rotary_write_kv
 from loraplex_kernels.linear import pack_weight
 from loraplex_kernels.lora import LoraSlab
 
+ACTIVATIONS = {"silu": silu_and_multiply, "gelu_tanh": gelu_tanh_and_multiply}
+
+
+class NormNames(NamedTuple):
+    """The checkpoint's names of a layer's norms, by place: into and out of attention and feed-forward."""
+
+    input: str | None
+    attention_output: str | None
+    mlp_input: str | None
+    mlp_output: str | None
+
+
+NORM_NAMES: dict[NormPlacement, NormNames] = {
+    "before": NormNames("input_layernorm", None, "post_attention_layernorm", None),
+    "after": NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "around": NormNames(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    input_norm: RmsNorm
+    input_norm: RmsNorm | NoNorm
     qkv: Projection
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
+    rotary: RotaryTable
+    window: int | None
     o: Projection
-    post_attention_norm: RmsNorm
+    attention_output: RmsNorm | Scale | None
+    mlp_norm: RmsNorm | NoNorm
     gate_up: Projection
     down: Projection
+    mlp_output: RmsNorm | Scale | None
 
 
 def projection_layout(config: ModelConfig) -> tuple[ProjectionSpec, ...]:
@@ -39,17 +71,80 @@ def projection_layout(config: ModelConfig) -> tuple[ProjectionSpec, ...]:
         slices = (SliceSpec(f"{prefix}.{module}", n) for module, n in out_features.items())
         return ProjectionSpec(name, in_features, tuple(slices))
 
+    qkv = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    gate_up = {"gate_proj": inner, "up_proj": inner}
+    if config.has_fused_modules:
+        qkv, gate_up = {"qkv_proj": sum(qkv.values())}, {"gate_up_proj": 2 * inner}
     layout = []
     for i in range(config.num_layers):
         name = f"layers.{i}"
         layout += [
-            spec(f"{name}.qkv", hidden, q_proj=heads, k_proj=kv_heads, v_proj=kv_heads),
+            spec(f"{name}.qkv", hidden, **qkv),
             spec(f"{name}.o", heads, o_proj=hidden),
-            spec(f"{name}.gate_up", hidden, gate_proj=inner, up_proj=inner),
+            spec(f"{name}.gate_up", hidden, **gate_up),
             spec(f"{name}.down", inner, down_proj=hidden),
         ]
     head = ProjectionSpec("lm_head", hidden, (SliceSpec("lm_head", config.vocab_size),))
     return (*layout, head)
+
+
+class LayerBuilder:
+    """Builds layers from a checkpoint, and one rotary table for all layers that turn alike."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, max_position: int) -> None:
+        self._config = config
+        self._checkpoint = checkpoint
+        self._max_position = max_position
+        self._specs = {spec.name: spec for spec in projection_layout(config)}
+        self._tables: dict[Rope | None, RotaryTable] = {}
+
+    def build(self, i: int) -> DecoderLayer:
+        config, prefix = self._config, f"model.layers.{i}"
+        names = NORM_NAMES[config.norms]
+        attention = f"{prefix}.self_attn"
+        has_qk_norm = config.qk_norm != "none"
+        return DecoderLayer(
+            input_norm=self._input(prefix, names.input),
+            qkv=self._projection(f"layers.{i}.qkv", config.has_qkv_bias),
+            q_norm=self.norm(f"{attention}.q_norm") if has_qk_norm else None,
+            k_norm=self.norm(f"{attention}.k_norm") if has_qk_norm else None,
+            rotary=self._rotary(config.layers[i].rope),
+            window=config.layers[i].window,
+            o=self._projection(f"layers.{i}.o", config.has_attention_bias),
+            attention_output=self._output(prefix, names.attention_output),
+            mlp_norm=self._input(prefix, names.mlp_input),
+            gate_up=self._projection(f"layers.{i}.gate_up", config.has_mlp_bias),
+            down=self._projection(f"layers.{i}.down", config.has_mlp_bias),
+            mlp_output=self._output(prefix, names.mlp_output),
+        )
+
+    def norm(self, name: str) -> RmsNorm:
+        weight = self._checkpoint.tensor(f"{name}.weight")
+        return RmsNorm(weight, self._config.rms_norm_eps, self._config.norm_offset)
+
+    def _input(self, prefix: str, name: str | None) -> RmsNorm | NoNorm:
+        return NoNorm() if name is None else self.norm(f"{prefix}.{name}")
+
+    def _output(self, prefix: str, name: str | None) -> RmsNorm | Scale | None:
+        if name is not None:
+            return self.norm(f"{prefix}.{name}")
+        scale = self._config.residual_scale
+        return None if scale is None else Scale(scale)
+
+    def _projection(self, name: str, has_bias: bool) -> Projection:
+        modules = [piece.module for piece in self._specs[name].slices]
+        return Projection(
+            name,
+            pack_weight(self._checkpoint.fused([f"{module}.weight" for module in modules])),
+            self._checkpoint.fused([f"{module}.bias" for module in modules]) if has_bias else None,
+        )
+
+    def _rotary(self, rope: Rope | None) -> RotaryTable:
+        if rope not in self._tables:
+            self._tables[rope] = RotaryTable.build(
+                rope, self._config.head_dim, self._max_position, self._checkpoint.device
+            )
+        return self._tables[rope]
 
 
 class Decoder:
@@ -58,40 +153,14 @@ class Decoder:
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, max_position: int) -> None:
         self.config = config
         self.embedding = checkpoint.tensor("model.embed_tokens.weight")
-        specs = {spec.name: spec for spec in projection_layout(config)}
-
-        def projection(name: str) -> Projection:
-            modules = [piece.module for piece in specs[name].slices]
-            is_mlp = name.endswith(("gate_up", "down"))
-            has_bias = config.has_mlp_bias if is_mlp else config.has_attention_bias
-            return Projection(
-                name,
-                pack_weight(checkpoint.fused([f"{module}.weight" for module in modules])),
-                checkpoint.fused([f"{module}.bias" for module in modules]) if has_bias else None,
-            )
-
-        def norm(name: str) -> RmsNorm:
-            return RmsNorm(checkpoint.tensor(f"{name}.weight"), config.rms_norm_eps)
-
-        self.layers = [
-            DecoderLayer(
-                input_norm=norm(f"model.layers.{i}.input_layernorm"),
-                qkv=projection(f"layers.{i}.qkv"),
-                o=projection(f"layers.{i}.o"),
-                post_attention_norm=norm(f"model.layers.{i}.post_attention_layernorm"),
-                gate_up=projection(f"layers.{i}.gate_up"),
-                down=projection(f"layers.{i}.down"),
-            )
-            for i in range(config.num_layers)
-        ]
-        self.norm = norm("model.norm")
+        builder = LayerBuilder(config, checkpoint, max_position)
+        self.layers = [builder.build(i) for i in range(config.num_layers)]
+        self.norm = builder.norm("model.norm")
         head = self.embedding
         if not config.ties_embeddings:
             head = checkpoint.tensor("lm_head.weight")
         self.lm_head = Projection("lm_head", pack_weight(head))
-        self.rotary = RotaryTable.build(
-            config.rope, config.head_dim, max_position, checkpoint.device
-        )
+        self.activation: Callable[[torch.Tensor], torch.Tensor] = ACTIVATIONS[config.activation]
 
     @torch.inference_mode()
     def forward(
@@ -103,28 +172,49 @@ class Decoder:
         """
         lora = None if batch.lora is None else Lora(batch.lora, slabs)
         residual = F.embedding(batch.token_ids, self.embedding)
+        if self.config.embedding_scale is not None:
+            # As a tensor it is rounded to the model's type before it multiplies
+            residual *= residual.new_tensor(self.config.embedding_scale)
         x = self.layers[0].input_norm(residual)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             if layer is not self.layers[0]:
                 x = layer.input_norm(x, residual)
-            attended = self._attend(layer.qkv(x, lora), batch, layer_kv)
+            attended = self._attend(layer, layer.qkv(x, lora), batch, layer_kv)
             if layer is self.layers[-1]:
                 # Beyond the last keys and values, only rows that sample matter.
                 if len(batch.sample_rows) == 0:
                     return None
                 attended, residual = attended[batch.sample_rows], residual[batch.sample_rows]
                 lora = None if batch.sample_lora is None else Lora(batch.sample_lora, slabs)
-            x = layer.post_attention_norm(layer.o(attended, lora), residual)
-            x = layer.down(silu_and_multiply(layer.gate_up(x, lora)), lora)
-        return self.lm_head(self.norm(x, residual), lora)
+            x = layer.o(attended, lora)
+            if layer.attention_output is not None:
+                x = layer.attention_output(x)
+            x = layer.mlp_norm(x, residual)
+            x = layer.down(self.activation(layer.gate_up(x, lora)), lora)
+            if layer.mlp_output is not None:
+                x = layer.mlp_output(x)
+        return self._finish(self.lm_head(self.norm(x, residual), lora))
 
-    def _attend(self, qkv: torch.Tensor, batch: Batch, kv: LayerKv) -> torch.Tensor:
+    def _finish(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scale and cap the logits, in place."""
+        scale, cap = self.config.logits_scale, self.config.logits_softcap
+        if scale is not None:
+            logits *= scale
+        if cap is not None:
+            logits.div_(cap).tanh_().mul_(cap)
+        return logits
+
+    def _attend(
+        self, layer: DecoderLayer, qkv: torch.Tensor, batch: Batch, kv: LayerKv
+    ) -> torch.Tensor:
         """Store the new keys and values; what each row's heads see, [num_rows, heads * head_dim]."""
         config = self.config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         k_at, v_at = config.num_heads, config.num_heads + config.num_kv_heads
         q, k, v = heads[:, :k_at], heads[:, k_at:v_at], heads[:, v_at:]
-        cos, sin = self.rotary.cos, self.rotary.sin
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = layer.q_norm.of_heads(q), layer.k_norm.of_heads(k)
+        cos, sin = layer.rotary.cos, layer.rotary.sin
         rotary_write_kv(q, k, v, cos, sin, batch.positions, kv.k, kv.v, batch.slot_mapping)
         attended = paged_attention(
             q,
@@ -133,6 +223,8 @@ class Decoder:
             batch.block_tables,
             batch.query_start,
             batch.context_lengths,
-            scale=config.head_dim**-0.5,
+            scale=config.attention_scale,
+            window=layer.window,
+            softcap=config.attention_softcap,
         )
         return attended.flatten(1)

@@ -1,12 +1,10 @@
-"""What a decoder is made of: projections that carry LoRA, norms, rotary tables."""
+"""What a decoder is made of: projections that carry LoRA, norms, scales."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from loraplex_engine.model.config import Rope
 from loraplex_kernels.linear import PackedWeight, linear
 from loraplex_kernels.lora import LoraSegments, LoraSlab, apply_lora
 from loraplex_kernels.norm import rms_norm
@@ -41,36 +39,30 @@ class Projection:
 class RmsNorm:
     weight: torch.Tensor
     epsilon: float
+    offset: float = 0.0  # added to the weight
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """With a residual, x is added to it in place, and the sum is what is normalised."""
-        return rms_norm(x, self.weight, self.epsilon, residual)
+        return rms_norm(x, self.weight, self.epsilon, residual, self.offset)
+
+    def of_heads(self, heads: torch.Tensor) -> torch.Tensor:
+        """Each head of [num_rows, heads, dim] by itself, or all together: as wide as the weight is."""
+        return self(heads.contiguous().view(-1, len(self.weight))).view(heads.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class RotaryTable:
-    """Cosines and sines of every position: float32 [max_position, head_dim / 2]."""
+class NoNorm:
+    """Where a family has no norm: the residual sum alone."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    @staticmethod
-    def build(rope: Rope, head_dim: int, max_position: int, device: torch.device) -> "RotaryTable":
-        frequencies = _inverse_frequencies(rope, head_dim)
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
-        return RotaryTable(angles.cos().to(device), angles.sin().to(device))
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x, or x added to the residual in place: the result is then the residual itself."""
+        return x if residual is None else residual.add_(x)
 
 
-def _inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / rope.theta**exponents
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind != "llama3":
-        return frequencies
-    # Llama 3: long wavelengths are stretched, short ones kept, those between interpolated.
-    wavelengths = 2 * math.pi / frequencies
-    turns = rope.original_max_position / wavelengths
-    span = rope.high_freq_factor - rope.low_freq_factor
-    kept = ((turns - rope.low_freq_factor) / span).clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / rope.factor
+@dataclass(frozen=True, slots=True)
+class Scale:
+    factor: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """In place."""
+        return x.mul_(self.factor)

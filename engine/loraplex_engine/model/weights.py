@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from loraplex_engine.errors import UnsupportedModel
 
+NOT_WEIGHTS = ("rotary_emb.inv_freq",)  # computed from the configuration, yet saved by old versions
 FINGERPRINT_STRIDE_BYTES = 1 << 20
 FINGERPRINT_PAGE_BYTES = 4096
 
@@ -23,6 +24,7 @@ class Checkpoint:
         self.device = device
         self.shards = _shards(folder)
         self._shard_of: dict[str, Path] = {}
+        self._read: set[str] = set()
         for shard in self.shards:
             with safe_open(shard, framework="pt") as file:
                 self._shard_of |= dict.fromkeys(file.keys(), shard)
@@ -45,7 +47,13 @@ class Checkpoint:
             with safe_open(self._shard(name), framework="pt") as file:
                 fused[row : row + shape[0]].copy_(file.get_tensor(name))
             row += shape[0]
+        self._read.update(names)
         return fused
+
+    def unread(self) -> list[str]:
+        """Tensors that nobody asked for."""
+        rest = self._shard_of.keys() - self._read
+        return sorted(name for name in rest if not name.endswith(NOT_WEIGHTS))
 
     def fingerprint(self) -> str:
         """A hash of configuration, tensor headers and a page of every MiB of weights."""

@@ -40,7 +40,7 @@ def _add(dtype, x, residual, width, tail):
 
 
 @piece
-def _scale(dtype, h, weight, out, width, epsilon, tail):
+def _scale(dtype, h, weight, out, width, epsilon, offset, tail):
     step, whole = 16 * ITEM_BYTES[dtype], width // 16 * 16
     end = whole * ITEM_BYTES[dtype]
     squares = splat(np.float32(0))
@@ -52,36 +52,40 @@ def _scale(dtype, h, weight, out, width, epsilon, tail):
         load_row(weight + end, dtype, tail + 64, width - whole)
         squares = fma(load(tail), load(tail), squares)
     mean = sum_lanes(squares) / np.float32(width)
-    factor = splat(np.float32(1) / np.sqrt(mean + epsilon))
+    factor, more = splat(np.float32(1) / np.sqrt(mean + epsilon)), splat(offset)
     for i in range(whole // 16):
-        value = load_as(h + i * step, dtype) * factor * load_as(weight + i * step, dtype)
-        store_as(out + i * step, dtype, value)
+        w = load_as(weight + i * step, dtype) + more
+        store_as(out + i * step, dtype, load_as(h + i * step, dtype) * factor * w)
     if whole < width:
-        store(tail, load(tail) * factor * load(tail + 64))
+        store(tail, load(tail) * factor * (load(tail + 64) + more))
         store_row(tail, width - whole, out + end, dtype)
 
 
 @piece
-def _rows(begin, end, dtype, width, x, residual, weight, out, epsilon):
+def _rows(begin, end, dtype, width, x, residual, weight, out, epsilon, offset):
     tail = np.zeros(32, np.float32)
     for t in range(begin, end):
-        offset = t * width * ITEM_BYTES[dtype]
-        h = x + offset
+        start = t * width * ITEM_BYTES[dtype]
+        h = x + start
         if residual != 0:
-            h = residual + offset
-            _add(dtype, x + offset, h, width, address_of(tail))
-        _scale(dtype, h, weight, out + offset, width, epsilon, address_of(tail))
+            h = residual + start
+            _add(dtype, x + start, h, width, address_of(tail))
+        _scale(dtype, h, weight, out + start, width, epsilon, offset, address_of(tail))
 
 
-@kernel(f"void({', '.join(['int64'] * 8)}, float32)")
-def normalise(dtype, num_tokens, width, x, residual, weight, out, threads, epsilon):
+@kernel(f"void({', '.join(['int64'] * 8)}, float32, float32)")
+def normalise(dtype, num_tokens, width, x, residual, weight, out, threads, epsilon, offset):
     for thread in numba.prange(threads):
         begin, end = num_tokens * thread // threads, num_tokens * (thread + 1) // threads
-        _rows(begin, end, dtype, width, x, residual, weight, out, epsilon)
+        _rows(begin, end, dtype, width, x, residual, weight, out, epsilon, offset)
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    residual: torch.Tensor | None,
+    offset: float,
 ) -> torch.Tensor:
     """As loraplex_kernels.norm.rms_norm, on the CPU."""
     out = torch.empty_like(x)
@@ -94,5 +98,6 @@ def rms_norm(
         out.data_ptr(),
         numba.get_num_threads(),
         epsilon,
+        offset,
     )
     return out

@@ -7,7 +7,15 @@ import triton.language as tl
 
 @triton.jit
 def norm_kernel(
-    x, residual, weight, out, epsilon, width, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    residual,
+    weight,
+    out,
+    epsilon,
+    offset,
+    width,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     start = tl.program_id(0).to(tl.int64) * width
     i = tl.arange(0, BLOCK)
@@ -20,11 +28,15 @@ def norm_kernel(
         h = rounded.to(tl.float32)
     factor = 1.0 / tl.sqrt(tl.sum(h * h, 0) / width + epsilon)
     w = tl.load(weight + i, mask=live, other=0.0).to(tl.float32)
-    tl.store(out + start + i, (h * factor * w).to(out.dtype.element_ty), mask=live)
+    tl.store(out + start + i, (h * factor * (w + offset)).to(out.dtype.element_ty), mask=live)
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    residual: torch.Tensor | None,
+    offset: float,
 ) -> torch.Tensor:
     """As loraplex_kernels.norm.rms_norm, on the GPU."""
     out = torch.empty_like(x)
@@ -34,6 +46,7 @@ def rms_norm(
         weight,
         out,
         epsilon,
+        offset,
         x.shape[1],
         HAS_RESIDUAL=residual is not None,
         BLOCK=triton.next_power_of_2(x.shape[1]),

@@ -211,6 +211,8 @@ class Filler:
 
     def chunk(self, request: Request, draft: Draft) -> None:
         """As many of a running request's next tokens as the step and the blocks have room for."""
+        if not request.is_admitted:  # preempted a moment ago, for another one of this step
+            return
         seq, lane = request.seq, request.flow.lane
         start = seq.num_scheduled
         num_tokens = min(seq.num_todo, self._room(draft, start))

@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.sim.fuzz import Fuzz
 
+from loraplex_engine.scheduling.filling import Draft
 from loraplex_engine.scheduling.flows import Request
 from loraplex_engine.scheduling.policy import BlockCopy
-from loraplex_engine.scheduling.preemption import HostTier, Preemptor
+from loraplex_engine.scheduling.preemption import HostTier, Preemptor, is_busy
 from loraplex_engine.scheduling.residency import Residency
 
 NUM_ACTIONS = 40
@@ -45,6 +46,22 @@ def test_blocks_slots_and_contents_are_conserved(seed: int) -> None:
 @given(seeds)
 def test_blocks_slots_and_contents_are_conserved_at_length(seed: int) -> None:
     survives(seed)
+
+
+def test_a_prefill_preempted_within_a_step_gets_no_tokens_of_it() -> None:
+    for seed in range(300):
+        fuzz = Fuzz(seed)
+        for _ in range(NUM_ACTIONS):
+            fuzz.act()
+        while fuzz.flight:
+            fuzz.complete(fuzz.flight.popleft())
+        policy, draft = fuzz.policy, Draft(fuzz.now, budget_s=10.0)
+        for request in [r for lane in policy.lanes for r in lane.prefills if not is_busy(r)]:
+            policy.preemptor.preempt(request, draft.plan)
+            policy.filler.chunk(request, draft)
+            assert (request.seq.block_table, draft.plan.items) == ([], [])
+            return
+    pytest.fail("no prefill was found")
 
 
 def test_a_block_that_is_not_copied_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import psutil
 import torch
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 from safetensors.torch import save_file
 from tests.platform_stand import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex_engine.client import RemoteEngine
+from loraplex_engine.messages import EngineStats
 from loraplex_platform.supervision.base_model import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def tiny_checkpoint(folder: Path) -> Path:
         vocab_size=259,
         intermediate_size=128,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
+        max_position_embeddings=8192,
         bos_token_id=1,
         eos_token_id=2,
     )
@@ -108,8 +109,14 @@ class Served:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def client(self, tenant: str) -> OpenAI:
-        key = self.demo["tenants"][tenant]["api_key"]
+        return self.client_with(self.demo["tenants"][tenant]["api_key"])
+
+    def client_with(self, key: str) -> OpenAI:
         return OpenAI(base_url=self.base_url, api_key=key, max_retries=0, timeout=60)
+
+    def async_client(self, tenant: str, url: str | None = None) -> AsyncOpenAI:
+        key = self.demo["tenants"][tenant]["api_key"]
+        return AsyncOpenAI(base_url=url or self.base_url, api_key=key, max_retries=0, timeout=120)
 
     def readiness(self) -> int:
         return readiness(self.port)
@@ -144,14 +151,32 @@ def readiness(port: int) -> int:
         return 0
 
 
+async def until_stats(
+    engine: RemoteEngine, condition: Callable[[EngineStats], object], timeout_s: float
+) -> EngineStats:
+    """The first of the engine's statistics that meet the condition; it may be away meanwhile."""
+    async with asyncio.timeout(timeout_s):
+        while (stats := engine.stats) is None or not condition(stats):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return stats
+
+
+def holds_nothing(stats: EngineStats) -> bool:
+    """No sequence, no block, and no slot but those of idle adapters."""
+    return (
+        not stats.sequences
+        and stats.free_blocks == stats.num_blocks
+        and stats.free_slots + len(stats.resident_adapters) == stats.num_slots
+    )
+
+
 @asynccontextmanager
 async def engine_of(served: Served) -> AsyncIterator[RemoteEngine]:
     """A bare client of the server's engine, connected."""
     engine = RemoteEngine(f"ipc://{served.home / 'engine.sock'}")
     await engine.start()
     try:
-        while engine.stats is None:  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(0.05)
+        await until_stats(engine, bool, 30)
         yield engine
     finally:
         await engine.close()

@@ -35,15 +35,17 @@ def test_first_start_leaves_what_scripts_need(served: Served) -> None:
 
 def test_each_tenant_is_served_streaming(served: Served) -> None:
     for tenant in ("acme", "globex", "initech"):
-        model = served.demo["tenants"][tenant]["model"]
-        stream = served.client(tenant).chat.completions.create(
-            model=model,
-            stream=True,
-            stream_options={"include_usage": True},
-            **QUESTION,  # type: ignore[call-overload]
-            **MORE,
-        )
-        chunks = list(stream)
+        with (
+            served.client(tenant) as client,
+            client.chat.completions.create(
+                model=served.demo["tenants"][tenant]["model"],
+                stream=True,
+                stream_options={"include_usage": True},
+                **QUESTION,  # type: ignore[call-overload]
+                **MORE,
+            ) as stream,
+        ):
+            chunks = list(stream)
         assert chunks[-1].usage.completion_tokens == 8
         assert any(chunk.choices and chunk.choices[0].finish_reason == "length" for chunk in chunks)
 
@@ -57,12 +59,12 @@ def test_printed_command_works_when_pasted(served: Served) -> None:
 
 def test_revoked_key_gets_no_new_request_after_a_second(served: Served) -> None:
     key = served.cli("keys", "create", "--tenant", "acme")
-    client = OpenAI(base_url=served.base_url, api_key=key, max_retries=0)
-    ask(client, served.model.name)
-    served.cli("keys", "revoke", key.split("_")[1])
-    time.sleep(1)
-    with pytest.raises(openai.AuthenticationError):
+    with served.client_with(key) as client:
         ask(client, served.model.name)
+        served.cli("keys", "revoke", key.split("_")[1])
+        time.sleep(1)
+        with pytest.raises(openai.AuthenticationError):
+            ask(client, served.model.name)
 
 
 def test_tenant_key_and_adapter_added_beside_the_server_work_at_once(
@@ -70,16 +72,16 @@ def test_tenant_key_and_adapter_added_beside_the_server_work_at_once(
 ) -> None:
     served.cli("tenants", "create", "umbrella")
     key = served.cli("keys", "create", "--tenant", "umbrella")
-    client = OpenAI(base_url=served.base_url, api_key=key, max_retries=0)
-    with pytest.raises(openai.NotFoundError):
-        ask(client, "support")
     folder = tiny_adapter(tmp_path / "adapter", seed=1)
-    served.cli("adapters", "add", "--tenant", "umbrella", "--name", "support", str(folder))
+    with served.client_with(key) as client, served.client("acme") as other:
+        with pytest.raises(openai.NotFoundError):
+            ask(client, "support")
+        served.cli("adapters", "add", "--tenant", "umbrella", "--name", "support", str(folder))
 
-    assert [model.id for model in client.models.list()] == [served.model.name, "support"]
-    assert ask(client, "support") != ask(client, served.model.name)
-    with pytest.raises(openai.NotFoundError):  # the name is umbrella's alone
-        ask(served.client("acme"), "support")
+        assert [model.id for model in client.models.list()] == [served.model.name, "support"]
+        assert ask(client, "support") != ask(client, served.model.name)
+        with pytest.raises(openai.NotFoundError):  # the name is umbrella's alone
+            ask(other, "support")
 
 
 def test_taken_port_is_refused_with_what_to_do(served: Served, tmp_path: Path) -> None:
@@ -101,7 +103,8 @@ def test_second_start_keeps_keys_and_prints_no_secret(model: Path, tmp_path: Pat
         assert "lpx_" not in log
         assert second.demo["base_url"] == second.base_url  # it follows the port
         assert second.demo["tenants"]["acme"]["api_key"] == key
-        ask(second.client("acme"), model.name)
+        with second.client("acme") as client:
+            ask(client, model.name)
 
 
 def test_setting_that_the_engine_refuses_ends_serve_with_its_reason(

@@ -4,11 +4,22 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 
 import pytest
 from openai import AsyncOpenAI
-from tests.e2e.stand import Served, engine_of, environment, free_port, readiness, until
+from tests.e2e.stand import (
+    Served,
+    engine_of,
+    environment,
+    free_port,
+    holds_nothing,
+    readiness,
+    until,
+    until_stats,
+)
 
+from loraplex_engine.client import RemoteEngine
 from loraplex_engine.messages import Finished, Generate, SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -16,8 +27,11 @@ pytestmark = pytest.mark.slow
 LONG = Generate("bare", (5, 6, 7), SamplingParams(300, ignore_eos=True), "t", "p", "s")
 
 
+GREETING = [{"role": "user", "content": "hello"}]
+
+
 @pytest.fixture
-def second_api(served: Served) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+def second_api(served: Served) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
     port = free_port()
     env = environment(
         served.home,
@@ -28,7 +42,7 @@ def second_api(served: Served) -> Iterator[tuple["subprocess.Popen[bytes]", int]
     process = subprocess.Popen([sys.executable, "-m", "loraplex_platform.api"], env=env)
     try:
         until(lambda: readiness(port) == 200, 60, "the second API")
-        yield process, port
+        yield process, f"http://127.0.0.1:{port}/v1"
     finally:
         process.kill()
         process.wait()
@@ -37,7 +51,7 @@ def second_api(served: Served) -> Iterator[tuple["subprocess.Popen[bytes]", int]
 async def answer(client: AsyncOpenAI, model: str) -> str:
     answer = await client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": "hello"}],
+        messages=GREETING,  # type: ignore[arg-type]
         max_tokens=100,
         temperature=0,
         extra_body={"ignore_eos": True},
@@ -45,40 +59,47 @@ async def answer(client: AsyncOpenAI, model: str) -> str:
     return str(answer.choices[0].message.content)
 
 
+async def finished(engine: RemoteEngine) -> Finished:
+    async with aclosing(engine.generate(LONG)) as events:
+        *_, last = [event async for event in events]
+    assert isinstance(last, Finished)
+    return last
+
+
 async def test_two_apis_and_a_bare_client_share_an_engine(
-    served: Served, second_api: tuple["subprocess.Popen[bytes]", int]
+    served: Served, second_api: tuple["subprocess.Popen[bytes]", str]
 ) -> None:
-    process, port = second_api
-    key = served.demo["tenants"]["globex"]["api_key"]
-    urls = (served.base_url, f"http://127.0.0.1:{port}/v1")
-    clients = [AsyncOpenAI(base_url=url, api_key=key, max_retries=0) for url in urls]
-    async with engine_of(served) as bare:
-
-        async def everything() -> Finished:
-            async for event in bare.generate(LONG):
-                last = event
-            assert isinstance(last, Finished)
-            return last
-
-        finished, *texts = await asyncio.gather(
-            everything(), *(answer(client, served.model.name) for client in clients * 2)
+    _, url = second_api
+    async with (
+        engine_of(served) as bare,
+        served.async_client("globex") as first,
+        served.async_client("globex", url) as second,
+    ):
+        end, *texts = await asyncio.gather(
+            finished(bare), *(answer(client, served.model.name) for client in (first, second) * 2)
         )
-        assert finished.completion_tokens == 300
-        assert len(set(texts)) == 1
+    assert end.completion_tokens == 300
+    assert len(set(texts)) == 1
 
-        stream = await clients[1].chat.completions.create(
+
+async def test_vanished_clients_sequences_are_gone_within_two_seconds(
+    served: Served, second_api: tuple["subprocess.Popen[bytes]", str]
+) -> None:
+    process, url = second_api
+    async with (
+        engine_of(served) as bare,
+        served.async_client("globex", url) as client,
+        await client.chat.completions.create(
             model=served.model.name,
-            messages=[{"role": "user", "content": "go on"}],
-            max_tokens=1500,
+            messages=GREETING,  # type: ignore[arg-type]
+            max_tokens=6000,
             stream=True,
             extra_body={"ignore_eos": True},
-        )
+        ) as stream,
+    ):
         await anext(stream)
+        await until_stats(bare, lambda stats: stats.running == 1, 30)
+
         process.kill()
-        await asyncio.sleep(2)
-        assert bare.stats is not None
-        assert bare.stats.sequences == ()
-        assert bare.stats.free_blocks == bare.stats.num_blocks
-        await stream.close()
-        for client in clients:
-            await client.close()
+
+        await until_stats(bare, holds_nothing, 2)

@@ -59,10 +59,11 @@ def test_installed_wheel_serves_the_demo_from_an_empty_folder(
     with serving(tmp_path / "empty" / "var", None, installed=loraplex) as served:
         for tenant, access in served.demo["tenants"].items():
             assert access["model"] != served.demo["base_model"]
-            answer = served.client(tenant).chat.completions.create(
-                model=access["model"],
-                messages=[{"role": "user", "content": "Hello"}],
-                max_tokens=4,
-            )
+            with served.client(tenant) as client:
+                answer = client.chat.completions.create(
+                    model=access["model"],
+                    messages=[{"role": "user", "content": "Hello"}],
+                    max_tokens=4,
+                )
             assert answer.usage is not None
             assert answer.usage.completion_tokens > 0

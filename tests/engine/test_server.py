@@ -26,7 +26,7 @@ from loraplex_engine.messages import (
     SamplingParams,
     TokenEvent,
 )
-from loraplex_engine.server import EngineServer
+from loraplex_engine.server import STATS_PERIOD_S, EngineServer
 from loraplex_engine.wire import ALIVE, MAGIC, decode, encode
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ async def test_engine_of_another_protocol_is_reported(tmp_path: Path) -> None:
         assert await asyncio.to_thread(other.poll, 2000)
         peer, *_ = other.recv_multipart()
         other.send_multipart([peer, b"lpx7", ALIVE])
-        await asyncio.sleep(0.2)
+        await until(lambda: "lpx7" in client._why_away)
         with pytest.raises(EngineUnavailable, match="lpx7"):
             await anext(client.generate(request("r")))
         await client.close()
@@ -191,9 +191,10 @@ async def test_failed_adapter_is_told_to_everybody(core: CountdownCore, address:
 
 async def test_idle_engine_sleeps(core: CountdownCore, address: str) -> None:
     async with connected(address):
-        before = core.num_steps
+        before, started_s = core.num_steps, time.monotonic()
         await asyncio.sleep(1)
-    assert core.num_steps - before <= 6  # one for each publication of statistics
+        publications = (time.monotonic() - started_s) / STATS_PERIOD_S
+    assert core.num_steps - before <= publications + 2
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ async def test_terminated_engine_finishes_what_runs_and_takes_nothing_new(
 ) -> None:
     engine = spawn()
     async with connected(address) as client:
-        events = client.generate(request("r", 50))
+        events = client.generate(request("r", 150))
         await anext(events)
         engine.terminate()
         await until(lambda: client.stats is not None and client.stats.draining)
@@ -266,7 +267,7 @@ async def test_terminated_engine_finishes_what_runs_and_takes_nothing_new(
         assert isinstance(late, Finished)
         assert late.finish_reason == "error"
         rest = [event async for event in events]
-        assert len(rest) == 50
+        assert len(rest) == 150
     assert await asyncio.to_thread(engine.wait, 5) == 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from openai import AsyncOpenAI
 from tests.platform.batch_stand import jsonl, line, results, run, submit, until, until_final
 from tests.platform_stand import (
     BASE,
@@ -72,10 +73,14 @@ async def ready(served: Served, count: int) -> str:
     """A batch of so many lines that nobody runs."""
     no_room(served)
     batch = await submit(served.client(), jsonl(*(line(str(i)) for i in range(count))))
-    async with asyncio.timeout(5):
-        while (await served.client().batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until_in_progress(served.client(), batch.id)
     return batch.id
+
+
+async def until_in_progress(client: AsyncOpenAI, batch_id: str) -> None:
+    async with asyncio.timeout(5):
+        while (await client.batches.retrieve(batch_id)).status != "in_progress":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_two_dispatchers_share_a_batch_and_run_each_line_once(
@@ -113,8 +118,10 @@ async def test_a_claim_that_was_taken_over_writes_nothing(
         await ready(served, 1)
         queue = idle_queue(served)
         (late,) = await queue.claim("late", 1)
-        await asyncio.sleep(LEASE_S + 3 * TICK_S)  # the app's dispatcher takes it away
-        (second,) = await queue.claim("second", 1)
+        async with asyncio.timeout(10):
+            while not (taken := await queue.claim("second", 1)):  # noqa: ASYNC110
+                await asyncio.sleep(TICK_S)  # until the app's dispatcher has taken it away
+        (second,) = taken
         assert second.claim.epoch == late.claim.epoch + 1
         await queue.close([Ended(late.claim, Failed("req_late", 400, "{}"))])
         row = await row_of(served, late)
@@ -306,7 +313,7 @@ async def test_tenants_share_the_room(make_app: Callable[..., FastAPI], keys: Se
         await ready(served, 100)
         theirs = served.client(keys.globex)
         second = await submit(theirs, jsonl(*(line(str(i)) for i in range(20))))
-        await asyncio.sleep(3 * TICK_S)
+        await until_in_progress(theirs, second.id)
         engine.spare = 1.0
         await until_final(theirs, second.id)
     tenants = [request.tenant for request in engine.requests]

@@ -26,6 +26,12 @@ MakeApp = Callable[..., FastAPI]
 CHAT = {"model": "support", "messages": [{"role": "user", "content": "hello"}]}
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def drained(served: Served) -> None:
     """Wait until the request in flight is settled."""
     async with asyncio.timeout(5):
@@ -50,24 +56,19 @@ async def test_hanging_up_on_a_stream_aborts_and_bills_what_was_made(served: Ser
         if seen == 5:
             break
     await stream.close()
-    await asyncio.sleep(0.1)
     await drained(served)
     [event] = await usage_of(served.app)
     assert event.outcome == "abort"
-    assert event.completion_tokens == served.engine.num_generated < 100
+    assert event.completion_tokens == served.engine.num_generated < 1000
     assert served.engine.num_running == 0
 
 
 async def test_hanging_up_before_the_first_token_aborts_a_whole_answer(served: Served) -> None:
     served.engine.step_s = 0.2
-    with pytest.raises(httpx2.TimeoutException):
-        async with httpx2.AsyncClient(timeout=0.3) as http:
-            await http.post(
-                f"{served.base_url}/v1/chat/completions",
-                json=CHAT | {"max_tokens": 100},
-                headers={"authorization": f"Bearer {served.keys.acme}"},
-            )
-    await asyncio.sleep(0.1)
+    asking = asyncio.create_task(served.client().chat.completions.create(**CHAT, max_tokens=100))
+    await until(lambda: served.engine.num_running == 1)
+    asking.cancel()
+    await until(lambda: served.engine.num_running == 0)
     await drained(served)
     [event] = await usage_of(served.app)
     assert (event.outcome, served.engine.num_running) == ("abort", 0)
@@ -159,12 +160,14 @@ async def test_two_hundred_open_streams_with_a_pool_of_five(
     app = make_app(engine, database_pool_size=5)
     async with listening(app) as base_url:
         port = int(base_url.rsplit(":", 1)[1])
-        body = CHAT | {"max_tokens": 12, "stream": True}
+        body = CHAT | {"max_tokens": 60, "stream": True}  # for as long as it may take to open all
         streams = [asyncio.create_task(raw_post(port, keys.acme, body)) for _ in range(200)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while engine.num_running < 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert app.state.database.num_checked_out <= 1  # theirs, none: the watch may have one
+            while app.state.database.num_checked_out:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # what looks after all requests reads for a moment
+        assert engine.num_running == 200  # and a stream that held a connection would hold it still
         engine.step_s = 0.0
         assert all("data: [DONE]" in answer for answer in await asyncio.gather(*streams))
         assert len(await usage_of(app)) == 200
@@ -185,7 +188,7 @@ async def test_suspending_a_tenant_ends_its_requests_and_no_others(
             return error.code
 
     asked = asyncio.gather(end_of(served.keys.acme), end_of(served.keys.globex))
-    await asyncio.sleep(0.3)
+    await until(lambda: served.engine.num_running == 2 and served.engine.num_generated > 10)
     tenants: TenantService = served.app.state.tenants
     await tenants.move(COMMAND_LINE, (await tenants.get("acme")).id, "suspended")
     async with asyncio.timeout(10):

@@ -68,8 +68,12 @@ async def statuses(base_url: str, key: str, count: int) -> list[int]:
 
 
 async def in_flight(served: Served) -> int:
-    """What the lease on concurrent requests holds."""
+    """What the leases hold once every request is settled."""
     await served.app.state.inference.tasks.drain()
+    return await held(served)
+
+
+async def held(served: Served) -> int:
     principal = await served.app.state.authenticator.authenticate(served.keys.acme)
     limits = await served.app.state.inference._limiter._limits.of(principal)
     readings = await served.app.state.gate.read(principal.tenant_id, limits)
@@ -233,9 +237,8 @@ async def test_one_tenants_backlog_stops_at_its_queue_limit(served: Served) -> N
     served.engine.step_s = 0.4
     await limit(served, "queued_requests", 4)
     first = asyncio.create_task(statuses(served.base_url, served.keys.acme, 10))
-    while served.engine.num_generated < 4:  # noqa: ASYNC110 (the engine has no event)
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)  # their first tokens are there: they run, and no longer wait
+    while served.engine.num_generated < 4 or await held(served):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)  # once their first tokens are there they run, and no longer wait
     second = await statuses(served.base_url, served.keys.acme, 5)
     assert ((await first).count(200), second.count(200)) == (4, 4)
 

@@ -25,7 +25,7 @@ ADAPTERS = {
     for entry in json.loads((DEMO / "demo.json").read_text())["tenants"]
 }
 TARGETS = (None, *ADAPTERS)
-PAD_ID = 2
+END_OF_TEXT = 2  # also what fills a row
 
 
 class Question(NamedTuple):
@@ -99,21 +99,22 @@ class Peft:
 
     @torch.inference_mode()
     def answers(self, questions: Sequence[Question], num_tokens: int) -> list[list[int]]:
-        """Greedy, past the end of the text; the questions of one target make one padded batch."""
+        """Greedy, each to its own end of text, or so many tokens; all of one target, in one batch."""
         length = max(len(question.prompt_ids) for question in questions)
         padding = [length - len(question.prompt_ids) for question in questions]
-        rows = [[PAD_ID] * n + [*q.prompt_ids] for n, q in zip(padding, questions, strict=True)]
+        rows = [
+            [END_OF_TEXT] * n + [*q.prompt_ids] for n, q in zip(padding, questions, strict=True)
+        ]
         with self.speaking_as(questions[0].target):
             out = self.model.generate(
                 input_ids=torch.tensor(rows),
                 attention_mask=torch.tensor([[0] * n + [1] * (length - n) for n in padding]),
                 max_new_tokens=num_tokens,
                 do_sample=False,
-                pad_token_id=PAD_ID,
-                eos_token_id=None,
+                pad_token_id=END_OF_TEXT,
+                eos_token_id=END_OF_TEXT,
             )
-        answers: list[list[int]] = out[:, length:].tolist()
-        return answers
+        return [_until_end_of_text(ids) for ids in out[:, length:].tolist()]
 
     @contextmanager
     def speaking_as(self, target: str | None) -> Iterator[None]:
@@ -123,6 +124,10 @@ class Peft:
         else:
             self.model.set_adapter(target)
             yield
+
+
+def _until_end_of_text(ids: list[int]) -> list[int]:
+    return ids[: ids.index(END_OF_TEXT) + 1] if END_OF_TEXT in ids else ids
 
 
 class Chat:

@@ -4,7 +4,7 @@ A new dimension is a new `Dimension` value; neither the stores nor the limiter k
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
@@ -139,12 +139,23 @@ class Claim:
         """What to settle with when the request took nothing."""
         return {charge.limit.dimension.unit: 0 for charge in self.charges}
 
-    def leases_on(self, unit: str) -> tuple[Charge, ...]:
-        """The charges that only say that the request is there, in this unit."""
-        return tuple(
-            charge
-            for charge in self.charges
-            if charge.limit.dimension.kind == "lease" and charge.limit.dimension.unit == unit
+    def leases(self, unit: str) -> "Claim":
+        """The part of it that only says that the request is there, in this unit."""
+        return replace(
+            self,
+            charges=tuple(
+                charge
+                for charge in self.charges
+                if charge.limit.dimension.kind == "lease" and charge.limit.dimension.unit == unit
+            ),
+            readings=(),
+        )
+
+    def has_tight_leases(self) -> bool:
+        """Whether it took a place of which less than half were free: others may wait for it."""
+        return any(
+            charge.limit.dimension.kind == "lease" and 2 * reading.used > charge.limit.value
+            for charge, reading in zip(self.charges, self.readings, strict=False)
         )
 
 

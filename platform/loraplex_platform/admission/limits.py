@@ -48,6 +48,9 @@ BUDGET_PER_MONTH = Dimension(
 )
 TOKENS_PER_MONTH = Dimension("tokens_per_month", "tokens", "month", code="insufficient_quota")
 ADAPTER_BYTES = Dimension("adapter_bytes", "adapter_bytes", "stock", code="insufficient_quota")
+REGISTERED_PREFIX_TOKENS = Dimension(
+    "registered_prefix_tokens", "prefix_tokens", "stock", code="insufficient_quota"
+)
 # What waits in batch jobs: counted in their own tables, because it outlives every process.
 ENQUEUED_BATCH_TOKENS = Dimension("enqueued_batch_tokens", "enqueued", "lease")
 DIMENSIONS: Mapping[str, Dimension] = {
@@ -60,6 +63,7 @@ DIMENSIONS: Mapping[str, Dimension] = {
         TOKENS_PER_DAY,
         TOKENS_PER_MONTH,
         ADAPTER_BYTES,
+        REGISTERED_PREFIX_TOKENS,
         ENQUEUED_BATCH_TOKENS,
     )
 }

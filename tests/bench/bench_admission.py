@@ -18,11 +18,13 @@ from pathlib import Path
 
 import httpx2
 import structlog
+from tests.platform.limit_stores import script_calls
 from tests.platform_stand import BASE, Seeded, seed, tiny_model
 from tests.services import RedisServer, running_redis
 
 from loraplex_engine.fake import FakeEngine
 from loraplex_platform.admission.gate import Gate
+from loraplex_platform.admission.guarded_store import GuardedStore
 from loraplex_platform.admission.limiter import AdmitAll
 from loraplex_platform.admission.limits import DIMENSIONS, Claim, Limit, Need
 from loraplex_platform.admission.memory_store import MemoryStore
@@ -68,7 +70,7 @@ async def time_inside(args: argparse.Namespace, redis: RedisServer) -> None:
     """Gate.admit against six limits; settling comes after the answer and is not in it."""
     stores: dict[str, LimitStore] = {
         "memory": MemoryStore(),
-        "redis": RedisStore(redis.url, PATIENT_S),
+        "redis": GuardedStore(RedisStore(redis.url, PATIENT_S), workers=1),
     }
     seconds: dict[str, list[float]] = {name: [] for name in stores}
     numbers = iter(range(10**9))
@@ -90,17 +92,15 @@ async def time_inside(args: argparse.Namespace, redis: RedisServer) -> None:
 
     for name in stores:
         await admission(name)()  # connects, sends the script
-    before = evalsha_calls(redis)
+    before = script_calls(redis)
     for _ in range(args.rounds):
         for name in stores:
             seconds[name] += await open_loop(args.admission_rate, args.seconds, admission(name))
     print(f"Inside admission, {len(LIMITS)} limits, {args.admission_rate:g} arrivals a second:")
     for name, spent in seconds.items():
         print("  " + told(name, spent))
-    trips = (evalsha_calls(redis) - before) / len(seconds["redis"])
-    print(
-        f"  Redis round trips a request: {trips:g} (one to admit, one after the answer to settle)"
-    )
+    trips = (script_calls(redis) - before) / len(seconds["redis"])
+    print(f"  Redis round trips a request: {trips:.2f}")
     for store in stores.values():
         await store.close()
 
@@ -158,12 +158,6 @@ async def prepared(home: Path) -> tuple[Settings, Seeded]:
         await service.set(subject, dimension, AMPLE, strict=False)
     await database.close()
     return settings, keys
-
-
-def evalsha_calls(redis: RedisServer) -> int:
-    lines = redis.execute("INFO", "commandstats").decode().splitlines()
-    found = [line for line in lines if line.startswith("cmdstat_evalsha:")]
-    return int(found[0].split("calls=")[1].split(",")[0])
 
 
 async def main(args: argparse.Namespace) -> None:

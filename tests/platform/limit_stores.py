@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
+from tests.services import RedisServer
 
 from loraplex_platform.admission.limits import (
     CONCURRENT_REQUESTS,
@@ -63,3 +64,10 @@ def claim(id: str, *limits: Limit, tokens: int = 1, tenant: str = TENANT) -> Cla
     """A request of so many tokens that meets these limits."""
     amounts: Mapping[str, int] = {"requests": 1, "running": 1, "queued": 1, "tokens": tokens}
     return Claim(id, tenant, Need(id, tenant, amounts, ttl_s=60).charges(limits))
+
+
+def script_calls(server: RedisServer) -> int:
+    """How often this Redis ran the limiter's script since it started."""
+    lines = server.execute("INFO", "commandstats").decode().splitlines()
+    found = [line for line in lines if line.startswith("cmdstat_evalsha:")]
+    return int(found[0].split("calls=")[1].split(",")[0]) if found else 0

@@ -32,7 +32,9 @@ from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.config import Settings
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import ManualClock, SystemClock
+from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.tenants.service import TenantService
 
 LEASE_S = 1.0
 TICK_S = 0.1
@@ -271,6 +273,22 @@ async def test_a_paused_batch_waits_until_it_is_resumed(served: Served) -> None:
     assert progress.is_paused
     await served.app.state.batches.resume(made.id)
     assert (await until_final(served.client(), made.id)).request_counts.completed == 1
+
+
+async def test_a_suspended_tenants_batch_waits_until_it_is_active_again(served: Served) -> None:
+    tenants = TenantService(served.app.state.database, SystemClock())
+    tenant = await tenant_of(served)
+    made = await ready(served, 3)
+    await tenants.move(COMMAND_LINE, tenant, "suspended")
+    served.engine.spare = 1.0
+    served.app.state.jobs.ring()
+    await asyncio.sleep(5 * TICK_S)
+    assert served.engine.requests == []
+    await tenants.move(COMMAND_LINE, tenant, "active")
+    async with asyncio.timeout(10):
+        while (await served.app.state.batches.progress(tenant))[0].completed < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert made == served.engine.requests[0].job_id
 
 
 async def test_enqueued_tokens_are_limited_until_lines_are_done(served: Served) -> None:

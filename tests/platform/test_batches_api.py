@@ -1,13 +1,24 @@
 """The Batch API through the official client."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from openai import BadRequestError, ConflictError, NotFoundError
-from tests.platform.batch_stand import jsonl, line, results, run, submit, until, until_final
+from openai import (
+    BadRequestError,
+    ConflictError,
+    NotFoundError,
+    RateLimitError,
+    UnprocessableEntityError,
+)
+from openai.types import Batch
+from tests.platform.batch_stand import URL, jsonl, line, results, run, submit, until, until_final
 from tests.platform_stand import BASE, Seeded, Served, letter_engine, listening, usage_of
+
+from loraplex_platform.batches import service
 
 
 @pytest.fixture
@@ -132,6 +143,39 @@ async def test_a_file_of_another_purpose_is_no_input(served: Served) -> None:
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )
     assert (caught.value.param, caught.value.code) == ("input_file_id", "invalid_purpose")
+
+
+async def test_an_order_repeated_with_its_key_is_one_batch(served: Served) -> None:
+    client = served.client()
+    file = await client.files.create(file=("a.jsonl", jsonl(line("a"))), purpose="batch")
+
+    async def order(key: str, **change: Any) -> Batch:
+        given: dict[str, Any] = {"endpoint": URL, "completion_window": "24h", **change}
+        return await client.batches.create(
+            input_file_id=file.id, extra_headers={"Idempotency-Key": key}, **given
+        )
+
+    twice = await asyncio.gather(order("k1"), order("k1"))
+    again = await order("k1")
+    assert {batch.id for batch in twice} == {again.id}
+    assert (await order("k2")).id != again.id
+    with pytest.raises(UnprocessableEntityError) as caught:
+        await order("k1", metadata={"other": "order"})
+    assert caught.value.code == "idempotency_key_reused"
+
+
+async def test_too_many_orders_in_an_hour_are_told_when_to_come_back(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "CREATES_PER_HOUR", 2)
+    client = served.client()
+    for _ in range(2):
+        await submit(client, jsonl(line("a")))
+    with pytest.raises(RateLimitError) as caught:
+        await submit(client, jsonl(line("a")))
+    assert caught.value.type == "batches"
+    assert 3500 < int(caught.value.response.headers["retry-after"]) <= 3600
+    await submit(served.client(served.keys.globex), jsonl(line("a")))
 
 
 async def test_the_input_file_may_be_deleted_while_its_batch_runs(served: Served) -> None:

@@ -4,19 +4,31 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
-from tests.platform.limit_stores import NOON_MS, TENANT, claim, concurrent, daily, requests, tokens
+from tests.platform.limit_stores import (
+    NOON_MS,
+    TENANT,
+    claim,
+    concurrent,
+    daily,
+    queued,
+    requests,
+    script_calls,
+    tokens,
+)
 from tests.services import RedisServer, black_hole, running_redis
 
 from loraplex_platform.admission.guarded_store import Breaker, GuardedStore
-from loraplex_platform.admission.limits import Charge, Claim, Limit
+from loraplex_platform.admission.limits import Charge, Limit
 from loraplex_platform.admission.memory_store import MemoryStore
+from loraplex_platform.admission.owed import Ending, Owed
 from loraplex_platform.admission.redis_store import RedisStore
 from loraplex_platform.admission.store import StoreUnavailable
 
 WORKERS = 4
+NEVER_S = 3600.0  # the test itself says when endings are told
 NUMBERS = itertools.count()
 
 
@@ -43,7 +55,8 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def guarded(server: RedisServer, clock: Clock) -> AsyncIterator[GuardedStore]:
-    store = GuardedStore(RedisStore(server.url, timeout_s=2), WORKERS, Breaker(clock))
+    shared = RedisStore(server.url, timeout_s=2)
+    store = GuardedStore(shared, WORKERS, Breaker(clock), flush_after_s=NEVER_S)
     yield store
     await store.close()
 
@@ -108,7 +121,8 @@ async def test_a_black_hole_costs_three_requests_100_ms_and_the_others_nothing(
     clock: Clock,
 ) -> None:
     with black_hole() as port:
-        store = GuardedStore(RedisStore(f"redis://127.0.0.1:{port}/0"), WORKERS, Breaker(clock))
+        shared = RedisStore(f"redis://127.0.0.1:{port}/0")
+        store = GuardedStore(shared, WORKERS, Breaker(clock), flush_after_s=NEVER_S)
         seconds = []
         for i in range(6):
             started = time.monotonic()
@@ -155,16 +169,17 @@ async def test_what_could_not_be_settled_is_settled_when_redis_is_back(
     await guarded.reserve(lost, 60, now_ms=NOON_MS)
     await guarded.reserve(later, 60, now_ms=NOON_MS)
     server.execute("ACL", "SETUSER", "default", "-@scripting")
-    assert not await guarded.settle(lost, {"tokens": 7}, now_ms=NOON_MS)
+    await guarded.settle(lost, {"tokens": 7}, now_ms=NOON_MS)
+    await guarded.flush(now_ms=NOON_MS)
     server.execute("ACL", "SETUSER", "default", "+@all")
-    assert await guarded.settle(later, {"tokens": 2}, now_ms=NOON_MS)
+    await guarded.settle(later, {"tokens": 2}, now_ms=NOON_MS)
     readings = await guarded.read(TENANT, [Charge(limit, 0) for limit in limits], now_ms=NOON_MS)
     assert [reading.used for reading in readings] == [0, 9]
 
 
 async def test_what_redis_took_without_being_heard_is_given_back(server: RedisServer) -> None:
     limits = (concurrent(2), requests(9))
-    store = GuardedStore(RedisStore(server.url, timeout_s=0.2), WORKERS)
+    store = GuardedStore(RedisStore(server.url, timeout_s=0.2), WORKERS, flush_after_s=NEVER_S)
     before = claim("before", *limits)
     await store.reserve(before, 60, now_ms=NOON_MS)
     server.pause()
@@ -173,10 +188,76 @@ async def test_what_redis_took_without_being_heard_is_given_back(server: RedisSe
     charges = [Charge(limit, 0) for limit in limits]
     patient = RedisStore(server.url, timeout_s=10)
     assert [r.used for r in await patient.read(TENANT, charges, now_ms=NOON_MS)] == [2, 2]
-    assert await store.settle(before, {}, now_ms=NOON_MS)
+    await store.settle(before, {}, now_ms=NOON_MS)
+    await store.flush(now_ms=NOON_MS)
     assert [r.used for r in await patient.read(TENANT, charges, now_ms=NOON_MS)] == [0, 1]
     for each in (store, patient):
         await each.close()
+
+
+async def test_endings_ride_with_the_next_request_of_their_tenant(
+    guarded: GuardedStore, server: RedisServer
+) -> None:
+    limits = (requests(1000), tokens(100_000), concurrent(1000), queued(1000), daily(10**6))
+    before = script_calls(server)
+    for number in range(100):
+        request = claim(f"r{number}", *limits, tokens=40)
+        outcome = await guarded.reserve(request, 60, now_ms=NOON_MS)
+        request = dataclasses.replace(request, readings=outcome.readings)
+        await guarded.release(request, "queued", now_ms=NOON_MS)
+        await guarded.settle(request, {"tokens": 7}, now_ms=NOON_MS)
+    assert script_calls(server) - before == 100
+    charges = [Charge(limit, 0) for limit in limits]
+    readings = await guarded.read(TENANT, charges, now_ms=NOON_MS)
+    assert [reading.used for reading in readings] == [100, 700, 0, 0, 700]
+
+
+async def test_a_request_sees_all_that_ended_here_before_it(guarded: GuardedStore) -> None:
+    """Though nobody is told of an end before: it comes along, and is the first to count."""
+    limit = concurrent(1)
+    for number in range(5):
+        request = claim(f"r{number}", limit)
+        assert (await guarded.reserve(request, 60, now_ms=NOON_MS)).admitted
+        assert not (await guarded.reserve(claim("other", limit), 60, now_ms=NOON_MS)).admitted
+        await guarded.settle(request, {}, now_ms=NOON_MS)
+
+
+async def test_who_took_a_scarce_place_gives_it_back_at_once(
+    guarded: GuardedStore, server: RedisServer
+) -> None:
+    other = RedisStore(server.url, timeout_s=2)
+    request = claim("mine", concurrent(1))
+    outcome = await guarded.reserve(request, 60, now_ms=NOON_MS)
+    request = dataclasses.replace(request, readings=outcome.readings)
+    await guarded.settle(request, {}, now_ms=NOON_MS)
+    assert (await other.reserve(claim("theirs", concurrent(1)), 60, now_ms=NOON_MS)).admitted
+    await other.close()
+
+
+async def test_where_no_request_follows_endings_are_told_a_moment_later() -> None:
+    told = asyncio.Event()
+
+    class Told(MemoryStore):
+        async def end(self, endings: Sequence[Ending], *, now_ms: int | None = None) -> None:
+            await super().end(endings, now_ms=now_ms)
+            told.set()
+
+    store = GuardedStore(Told(), WORKERS, flush_after_s=0.001)
+    await store.reserve(claim("a", concurrent(9)), 60)
+    await store.settle(claim("a", concurrent(9)), {})
+    await asyncio.wait_for(told.wait(), 10)
+    await store.close()
+
+
+async def test_what_ended_is_told_before_a_process_stops(server: RedisServer) -> None:
+    store = GuardedStore(RedisStore(server.url, timeout_s=2), WORKERS, flush_after_s=NEVER_S)
+    await store.reserve(claim("a", concurrent(9)), 60)
+    await store.settle(claim("a", concurrent(9)), {})
+    await store.close()
+    patient = RedisStore(server.url, timeout_s=10)
+    (reading,) = await patient.read(TENANT, [Charge(concurrent(9), 0)])
+    assert reading.used == 0
+    await patient.close()
 
 
 class SlowStore(MemoryStore):
@@ -184,29 +265,43 @@ class SlowStore(MemoryStore):
 
     is_away = False
 
-    async def settle(
-        self, claim: Claim, actual: Mapping[str, int], *, now_ms: int | None = None
-    ) -> bool:
+    async def end(self, endings: Sequence[Ending], *, now_ms: int | None = None) -> None:
         await asyncio.sleep(0.01)
         if self.is_away:
             raise StoreUnavailable("away")
-        return await super().settle(claim, actual, now_ms=now_ms)
+        await super().end(endings, now_ms=now_ms)
 
 
 async def test_many_settlements_at_once_catch_up_together() -> None:
-    shared, limit = SlowStore(), concurrent(20)
-    store = GuardedStore(shared, WORKERS)
-    claims = [claim(f"c{i}", limit) for i in range(20)]
+    shared, limit = SlowStore(), concurrent(300)
+    store = GuardedStore(shared, WORKERS, flush_after_s=NEVER_S)
+    claims = [claim(f"c{i}", limit) for i in range(300)]
     for each in claims:
         await store.reserve(each, 60, now_ms=NOON_MS)
     shared.is_away = True
-    for missed in claims[:2]:
-        assert not await store.settle(missed, {}, now_ms=NOON_MS)
+    await asyncio.gather(*(store.settle(c, {}, now_ms=NOON_MS) for c in claims[:150]))
+    await store.flush(now_ms=NOON_MS)
     shared.is_away = False
-    settled = await asyncio.gather(*(store.settle(c, {}, now_ms=NOON_MS) for c in claims[2:]))
-    assert all(settled)
+    await asyncio.gather(*(store.settle(c, {}, now_ms=NOON_MS) for c in claims[150:]))
+    await asyncio.gather(*(store.flush(now_ms=NOON_MS) for _ in range(3)))
     (reading,) = await store.read(TENANT, [Charge(limit, 0)], now_ms=NOON_MS)
     assert reading.used == 0
+    await store.close()
+
+
+def test_what_is_owed_is_bounded_and_each_request_is_in_it_once() -> None:
+    owed = Owed(max_endings=3)
+    for id in ("a", "b", "b", "c", "d"):
+        owed.add(Ending(claim(id, concurrent(1)), {}, is_final=id != "b"))
+    owed.add(Ending(claim("b", concurrent(1)), {}))
+    owed.put_back([Ending(claim("c", concurrent(1)), {}, is_final=False)])
+    taken = owed.take(TENANT, 9)
+    assert [(ending.claim.id, ending.is_final) for ending in taken] == [
+        ("b", True),
+        ("c", True),
+        ("d", True),
+    ]
+    assert (len(owed), owed.tenants) == (0, [])
 
 
 async def test_a_claim_taken_locally_is_settled_locally(
@@ -218,7 +313,7 @@ async def test_a_claim_taken_locally_is_settled_locally(
     assert not (await guarded.reserve(claim("b", limit), 60, now_ms=NOON_MS)).admitted
     assert outcome.is_local
     local = dataclasses.replace(claim("a", limit), is_local=True)
-    assert await guarded.settle(local, {}, now_ms=NOON_MS)
+    assert await guarded.settle(local, {}, now_ms=NOON_MS)  # at once: it is here
     assert (await guarded.reserve(claim("b", limit), 60, now_ms=NOON_MS)).admitted
 
 
@@ -236,8 +331,12 @@ async def test_a_redis_that_lost_everything_starts_afresh(
     held = claim("held", concurrent(1))
     await guarded.reserve(held, 60, now_ms=NOON_MS)
     server.restart()
-    assert (await guarded.reserve(claim("next", concurrent(1)), 60, now_ms=NOON_MS)).admitted
-    assert not await guarded.settle(held, {}, now_ms=NOON_MS)
+    await guarded.read("", ())  # finds the old connection dead
+    outcome = await guarded.reserve(claim("next", concurrent(1)), 60, now_ms=NOON_MS)
+    assert (outcome.admitted, outcome.is_local) == (True, False)
+    await guarded.settle(held, {}, now_ms=NOON_MS)
+    (reading,) = await guarded.read(TENANT, [Charge(concurrent(1), 0)], now_ms=NOON_MS)
+    assert reading.used == 1  # an unknown end frees nobody else's place
 
 
 def test_the_breaker_lets_one_caller_try_each_pause(clock: Clock) -> None:

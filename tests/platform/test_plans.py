@@ -122,7 +122,7 @@ async def test_plan_in_use_stays(stand: Stand) -> None:
     await stand.plans.remove(COMMAND_LINE, plan.id)
 
 
-@pytest.mark.parametrize("limits", [{"smiles_per_minute": 1}, {RPM: -1}, {"adapter_bytes": 1}])
+@pytest.mark.parametrize("limits", [{"smiles_per_minute": 1}, {RPM: -1}, {"adapter_bytes": -1}])
 async def test_plan_with_a_limit_that_cannot_be_kept_is_refused(
     stand: Stand, limits: dict[str, int]
 ) -> None:

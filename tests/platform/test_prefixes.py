@@ -8,8 +8,11 @@ from openai import APIStatusError, AsyncOpenAI, NotFoundError
 from tests.platform_stand import BASE, Served, add_adapter
 
 from loraplex_engine.messages import DropPrefix, RegisterPrefix
+from loraplex_platform.admission.plans import PlanService
+from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import Adapter
 from loraplex_platform.prefixes.warmth import Warmth
 from loraplex_platform.tenants.schemas import TenantChange
@@ -65,8 +68,27 @@ async def test_the_quota_is_the_tenants_column(served: Served) -> None:
     await register(served.client())
     with pytest.raises(APIStatusError) as caught:
         await register(served.client(), name="second")
-    assert (caught.value.status_code, caught.value.code) == (429, "prefix_quota_exceeded")
+    assert (caught.value.status_code, caught.value.code) == (429, "insufficient_quota")
     assert [shown["name"] for shown in await listed(served.client())] == ["brief"]
+
+
+async def test_without_a_setting_of_its_own_the_plan_says_how_many_tokens(
+    served: Served,
+) -> None:
+    database = served.app.state.database
+    tenants = TenantService(database, SystemClock())
+    tenant = await tenants.get("acme")
+    limits = {"registered_prefix_tokens": 100}
+    plan = await PlanService(database, SystemClock()).create("small", {"limits": limits})
+    await tenants.change(COMMAND_LINE, tenant.id, {"plan_id": plan.id})
+    await register(served.client())
+    with pytest.raises(APIStatusError, match="registered prefix tokens"):
+        await register(served.client(), name="second")
+    own = Subject(tenant.id, "tenant", tenant.id)
+    await LimitService(database, SystemClock()).set(
+        own, "registered_prefix_tokens", 1000, strict=False
+    )
+    await register(served.client(), name="second")
 
 
 @pytest.mark.parametrize(

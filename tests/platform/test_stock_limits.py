@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loraplex_adapters.report import LoadReport
+from loraplex_platform.admission.plans import PlanService
 from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.catalogue.registry import SqlRegistry
@@ -14,9 +15,10 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import ManualClock
 from loraplex_platform.kit.errors import InvalidRequest, QuotaExceeded
+from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.tenants.service import TenantService
 
-MIB = 2**20
+BYTES, MIB = "adapter_bytes", 2**20
 REPORT = LoadReport(base_model=None, rank=8, num_bytes=MIB, modules=(), unadapted=(), warnings=())
 
 
@@ -38,7 +40,7 @@ async def acme(both: Database) -> str:
     tenant = await TenantService(both, ManualClock()).create("acme")
     subject = Subject(tenant.id, "tenant", tenant.id)
     limits = LimitService(both, ManualClock())
-    await limits.set(subject, "adapter_bytes", 3 * MIB, strict=False)
+    await limits.set(subject, BYTES, 3 * MIB, strict=False)
     return tenant.id
 
 
@@ -67,6 +69,19 @@ async def test_a_second_name_costs_nothing_and_a_removed_one_makes_room(
         await registry.add(acme, "one-more", "v3")
     await registry.remove(acme, "name-1")
     await registry.add(acme, "one-more", "v3")
+
+
+async def test_a_plan_limits_what_its_tenants_have(both: Database, registry: SqlRegistry) -> None:
+    plan = await PlanService(both, ManualClock()).create("small", {"limits": {BYTES: MIB}})
+    tenants = TenantService(both, ManualClock())
+    globex = await tenants.create("globex")
+    await tenants.change(COMMAND_LINE, globex.id, {"plan_id": plan.id})
+    await registry.add(globex.id, "first", "v0")
+    with pytest.raises(QuotaExceeded):
+        await registry.add(globex.id, "second", "v1")
+    own = Subject(globex.id, "tenant", globex.id)
+    await LimitService(both, ManualClock()).set(own, BYTES, 2 * MIB, strict=False)
+    await registry.add(globex.id, "second", "v1")
 
 
 async def test_a_stock_binds_tenants_only(both: Database, acme: str) -> None:

@@ -69,7 +69,8 @@ class Gate:
         try:
             outcome = await self._store.reserve(claim, need.ttl_s)
             if self._history is not None and any(r.is_unseeded for r in outcome.readings):
-                outcome = await self._reserve_with_history(claim, need.ttl_s, outcome)
+                claim = await self._with_history(claim, outcome)
+                outcome = await self._store.reserve(claim, need.ttl_s)
             for _ in range(FITTINGS):
                 fitted = None if outcome.admitted else _fitted(claim, need, outcome.readings)
                 if fitted is None:
@@ -91,24 +92,28 @@ class Gate:
 
     async def release(self, claim: Claim, unit: str) -> None:
         """The request no longer occupies its leases on this unit; the rest of the claim stands."""
-        if claim.leases_on(unit):
+        if claim.leases(unit).charges:
             await self._store.release(claim, unit)
 
     async def read(self, tenant: str, limits: Sequence[Limit]) -> tuple[Reading, ...]:
         """How full these limits are."""
         return await self._store.read(tenant, [Charge(limit, 0) for limit in limits])
 
-    async def _reserve_with_history(self, claim: Claim, ttl_s: float, outcome: Outcome) -> Outcome:
-        """The store lost (or never had) the present day or month: it is told, then asked again."""
+    async def _with_history(self, claim: Claim, outcome: Outcome) -> Claim:
+        """The store lost (or never had) the present day or month: told now, it is to be asked again.
+
+        What it admitted meanwhile is given back, under a name that is not used again.
+        """
         assert self._history is not None
-        if outcome.admitted:
-            reserved = dataclasses.replace(claim, is_local=outcome.is_local)
-            await self._store.settle(reserved, claim.unused())
         for charge, reading in zip(claim.charges, outcome.readings, strict=True):
             if reading.is_unseeded:
                 used = await self._history(claim.tenant, charge.limit)
                 await self._store.seed(claim.tenant, Charge(charge.limit, used))
-        return await self._store.reserve(claim, ttl_s)
+        if not outcome.admitted:
+            return claim
+        reserved = dataclasses.replace(claim, is_local=outcome.is_local)
+        await self._store.settle(reserved, claim.unused())
+        return dataclasses.replace(claim, id=f"{claim.id}.again")
 
     def _rejection(
         self, need: Need, charges: tuple[Charge, ...], readings: tuple[Reading, ...]

@@ -1,21 +1,24 @@
--- One atomic step of the limiter. Nothing here is newer than Redis 6.2.
+-- Steps of the limiter, one after the other and all in one. Nothing here is newer than Redis 6.2.
 --
--- KEYS[1]                    the claim: "<reserved at>|<settle until>"
--- KEYS[2i], KEYS[2i + 1]     charge i: its state (hash) and its holds (sorted set by expiry)
--- ARGV[1..4]                 operation, now in ms ('' is this server's clock), claim id, ttl in ms
--- ARGV[5i .. 5i + 4]         charge i: kind, limit, amount, actual, period in ms (a window's: its end)
+-- ARGV[1]            now in ms ('' is this server's clock); then for each operation:
+-- KEYS               the claim: "<reserved at>|<settle until>"; and for each charge of it
+--                    its state (hash) and its holds (sorted set by expiry)
+-- ARGV               operation, claim id, ttl in ms, number of charges; and for each charge
+--                    kind, limit, amount, actual, period in ms (a window's: its end)
 --
 -- A rate is GCRA in its leaky-bucket form, in whole numbers: `level` is in amount * period, and
 -- every millisecond takes `limit` from it. A hold is a member "<id>|<amount>".
--- Reply: {done, used, reset, wait, is unseeded, used, ...}; wait -1: no waiting makes room.
+-- Reply: for each operation {done, used, reset, wait, is unseeded, used, ...}; wait -1: no waiting
+-- makes room.
 
-local now = tonumber(ARGV[2])
+local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
   now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
-local operation, id, ttl = ARGV[1], ARGV[3], tonumber(ARGV[4])
+local id, ttl, claim, charges -- of the operation at work
 local DAY = 86400000
+local MARGIN = 10000 -- ms that keys outlive their meaning: tests pass a `now` that lags
 
 -- The day (since 1970) on which the next calendar month begins.
 local function next_month(day)
@@ -46,35 +49,29 @@ local function amount_of(member)
   return tonumber(string.match(member, '|(%d+)$'))
 end
 
-local charges = {}
-for i = 1, (#KEYS - 1) / 2 do
-  local a = 5 * i
-  local c = {
-    state = KEYS[2 * i], holds = KEYS[2 * i + 1], kind = ARGV[a], limit = tonumber(ARGV[a + 1]),
-    amount = tonumber(ARGV[a + 2]), actual = tonumber(ARGV[a + 3]), period = tonumber(ARGV[a + 4]),
-  }
+-- What is known of a charge at this moment.
+local function read_state(c)
   if c.kind == 'rate' then
     local state = redis.call('HMGET', c.state, 'level', 'at')
     local elapsed = math.max(0, now - (tonumber(state[2]) or now))
     c.level = math.max(0, (tonumber(state[1]) or 0) - elapsed * c.limit)
-  else
-    local state = redis.call('HMGET', c.state, 'ends', 'settled', 'held', 'seeded')
-    c.ends = tonumber(state[1])
-    if c.ends and (c.ends > now or c.kind == 'lease') then
-      c.settled, c.held, c.seeded = tonumber(state[2]), tonumber(state[3]), tonumber(state[4])
-    else
-      c.ends, c.settled, c.held, c.seeded = period_end(c, now), 0, 0, 0
-      redis.call('DEL', c.holds)
-    end
-    local gone = redis.call('ZRANGEBYSCORE', c.holds, '-inf', now)
-    if #gone > 0 then
-      for _, member in ipairs(gone) do c.held = c.held - amount_of(member) end
-      redis.call('ZREMRANGEBYSCORE', c.holds, '-inf', now)
-      redis.call('HSET', c.state, 'held', c.held)
-    end
-    if c.held > 0 and redis.call('EXISTS', c.holds) == 0 then c.held = 0 end -- evicted
+    return
   end
-  charges[i] = c
+  local state = redis.call('HMGET', c.state, 'ends', 'settled', 'held', 'seeded')
+  c.ends = tonumber(state[1])
+  if c.ends and (c.ends > now or c.kind == 'lease') then
+    c.settled, c.held, c.seeded = tonumber(state[2]), tonumber(state[3]), tonumber(state[4])
+  else
+    c.ends, c.settled, c.held, c.seeded = period_end(c, now), 0, 0, 0
+    redis.call('DEL', c.holds)
+  end
+  local gone = redis.call('ZRANGEBYSCORE', c.holds, '-inf', now)
+  if #gone > 0 then
+    for _, member in ipairs(gone) do c.held = c.held - amount_of(member) end
+    redis.call('ZREMRANGEBYSCORE', c.holds, '-inf', now)
+    redis.call('HSET', c.state, 'held', c.held)
+  end
+  if c.held > 0 and redis.call('EXISTS', c.holds) == 0 then c.held = 0 end -- evicted
 end
 
 -- The milliseconds until enough holds of a lease have expired by themselves.
@@ -105,12 +102,12 @@ end
 local function write(c)
   if c.kind == 'rate' then
     redis.call('HSET', c.state, 'level', c.level, 'at', now)
-    redis.call('PEXPIRE', c.state, math.ceil(c.level / math.max(1, c.limit)) + 1000)
+    redis.call('PEXPIRE', c.state, math.ceil(c.level / math.max(1, c.limit)) + MARGIN)
     return
   end
   redis.call('HSET', c.state,
     'ends', c.ends, 'settled', c.settled, 'held', c.held, 'seeded', c.seeded)
-  local keep = math.max(ttl, c.ends - now) + 1000
+  local keep = math.max(ttl, c.ends - now) + MARGIN
   for _, key in ipairs({ c.state, c.holds }) do
     if redis.call('PTTL', key) < keep then redis.call('PEXPIRE', key, keep) end
   end
@@ -147,7 +144,7 @@ function steps.read()
 end
 
 function steps.reserve()
-  local _, known_until = read_claim(redis.call('GET', KEYS[1]))
+  local _, known_until = read_claim(redis.call('GET', claim))
   if known_until > now then return reply(true) end
   local admitted = true
   for _, c in ipairs(charges) do
@@ -164,12 +161,12 @@ function steps.reserve()
     end
     write(c)
   end
-  redis.call('SET', KEYS[1], string.format('%.0f|%.0f', now, now + 2 * ttl), 'PX', 2 * ttl)
+  redis.call('SET', claim, string.format('%.0f|%.0f', now, now + 2 * ttl), 'PX', 2 * ttl)
   return reply(true)
 end
 
 function steps.settle()
-  local reserved_at, known_until = read_claim(redis.call('GETDEL', KEYS[1]))
+  local reserved_at, known_until = read_claim(redis.call('GETDEL', claim))
   if known_until < now then return { 0 } end
   for _, c in ipairs(charges) do
     if c.kind == 'rate' then
@@ -207,4 +204,21 @@ function steps.seed()
   return { 1 }
 end
 
-return steps[operation]()
+local answers, key, argument = {}, 1, 2
+while ARGV[argument] do
+  local operation = ARGV[argument]
+  claim, id, ttl, charges = KEYS[key], ARGV[argument + 1], tonumber(ARGV[argument + 2]), {}
+  local count = tonumber(ARGV[argument + 3])
+  key, argument = key + 1, argument + 4
+  for i = 1, count do
+    charges[i] = {
+      state = KEYS[key], holds = KEYS[key + 1], kind = ARGV[argument],
+      limit = tonumber(ARGV[argument + 1]), amount = tonumber(ARGV[argument + 2]),
+      actual = tonumber(ARGV[argument + 3]), period = tonumber(ARGV[argument + 4]),
+    }
+    read_state(charges[i])
+    key, argument = key + 2, argument + 5
+  end
+  table.insert(answers, steps[operation]())
+end
+return answers

@@ -4,7 +4,7 @@ A new dimension is a new `Dimension` value; neither the stores nor the limiter k
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
@@ -48,6 +48,9 @@ BUDGET_PER_MONTH = Dimension(
 )
 TOKENS_PER_MONTH = Dimension("tokens_per_month", "tokens", "month", code="insufficient_quota")
 ADAPTER_BYTES = Dimension("adapter_bytes", "adapter_bytes", "stock", code="insufficient_quota")
+REGISTERED_PREFIX_TOKENS = Dimension(
+    "registered_prefix_tokens", "prefix_tokens", "stock", code="insufficient_quota"
+)
 # What waits in batch jobs: counted in their own tables, because it outlives every process.
 ENQUEUED_BATCH_TOKENS = Dimension("enqueued_batch_tokens", "enqueued", "lease")
 DIMENSIONS: Mapping[str, Dimension] = {
@@ -60,6 +63,7 @@ DIMENSIONS: Mapping[str, Dimension] = {
         TOKENS_PER_DAY,
         TOKENS_PER_MONTH,
         ADAPTER_BYTES,
+        REGISTERED_PREFIX_TOKENS,
         ENQUEUED_BATCH_TOKENS,
     )
 }
@@ -139,12 +143,23 @@ class Claim:
         """What to settle with when the request took nothing."""
         return {charge.limit.dimension.unit: 0 for charge in self.charges}
 
-    def leases_on(self, unit: str) -> tuple[Charge, ...]:
-        """The charges that only say that the request is there, in this unit."""
-        return tuple(
-            charge
-            for charge in self.charges
-            if charge.limit.dimension.kind == "lease" and charge.limit.dimension.unit == unit
+    def leases(self, unit: str) -> "Claim":
+        """The part of it that only says that the request is there, in this unit."""
+        return replace(
+            self,
+            charges=tuple(
+                charge
+                for charge in self.charges
+                if charge.limit.dimension.kind == "lease" and charge.limit.dimension.unit == unit
+            ),
+            readings=(),
+        )
+
+    def has_tight_leases(self) -> bool:
+        """Whether it took a place of which less than half were free: others may wait for it."""
+        return any(
+            charge.limit.dimension.kind == "lease" and 2 * reading.used > charge.limit.value
+            for charge, reading in zip(self.charges, self.readings, strict=False)
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loraplex_platform.admission.limits import Charge, Claim, Outcome, Reading
+from loraplex_platform.admission.owed import Ending
 
 SWEEP_EVERY = 4096  # reservations
 
@@ -126,7 +127,15 @@ class MemoryStore:
     def is_degraded(self) -> bool:
         return False
 
-    async def reserve(self, claim: Claim, ttl_s: float, *, now_ms: int | None = None) -> Outcome:
+    async def reserve(
+        self,
+        claim: Claim,
+        ttl_s: float,
+        *,
+        after: Sequence[Ending] = (),
+        now_ms: int | None = None,
+    ) -> Outcome:
+        await self.end(after, now_ms=now_ms)
         now = wall_ms() if now_ms is None else now_ms
         self._sweep(now)
         if now < self._claims.get(claim.id, (0, 0))[1]:
@@ -155,9 +164,17 @@ class MemoryStore:
 
     async def release(self, claim: Claim, unit: str, *, now_ms: int | None = None) -> None:
         now = wall_ms() if now_ms is None else now_ms
-        for charge in claim.leases_on(unit):
+        for charge in claim.leases(unit).charges:
             state = self._state(claim.tenant, charge, now)
             state.settle(charge, claim.id, 0, now)
+
+    async def end(self, endings: Sequence[Ending], *, now_ms: int | None = None) -> None:
+        for claim, actual, is_final in endings:
+            if is_final:
+                await self.settle(claim, actual, now_ms=now_ms)
+            else:
+                for unit in {charge.limit.dimension.unit for charge in claim.charges}:
+                    await self.release(claim, unit, now_ms=now_ms)
 
     async def read(
         self, tenant: str, charges: Sequence[Charge], *, now_ms: int | None = None

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.admission.limits import DIMENSIONS
 from loraplex_platform.admission.service import Subject, check_limit
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
+from loraplex_platform.kit.errors import Conflict, NotFound
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.kit.revisions import check_revision
@@ -85,8 +84,6 @@ def _apply(plan: Plan, values: Mapping[str, object]) -> None:
     limits = values.get("limits")
     for dimension, value in limits.items() if isinstance(limits, dict) else ():
         check_limit(dimension, value, Subject("", "tenant", plan.id))
-        if DIMENSIONS[dimension].kind == "stock":
-            raise InvalidRequest(f"{dimension} is set for each tenant", param="limits")
     for name, value in values.items():
         setattr(plan, name, value)
 

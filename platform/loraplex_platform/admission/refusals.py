@@ -5,11 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import func
-
-from loraplex_platform.admission.models import RejectionCount, RejectionSamples
+from loraplex_platform.admission.repository import RejectionRepository
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.scope import visible_to
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Administrator
 
@@ -69,40 +66,19 @@ class RefusalService:
         limit: int = 100,
     ) -> Sequence[Refusals]:
         """Most refused first."""
-        keys = (
-            RejectionCount.tenant_id,
-            RejectionCount.key_id,
-            RejectionCount.reason,
-            RejectionCount.limit,
-        )
-        count = func.sum(RejectionCount.count)
-        statement = visible_to(by, RejectionCount).where(
-            RejectionCount.minute >= self._clock.now() - within - timedelta(minutes=1)
-        )
-        if tenant_id is not None:
-            statement = statement.where(RejectionCount.tenant_id == tenant_id)
-        minute = RejectionCount.minute
-        statement = statement.group_by(*keys).order_by(count.desc()).limit(limit)
-        columns = (*keys, count, func.min(minute), func.max(minute))
+        since = self._clock.now() - within - timedelta(minutes=1)
         async with self._database.reading() as session:
-            rows = await session.execute(statement.with_only_columns(*columns))
-            return [Refusals._make(row) for row in rows]
+            rows = await RejectionRepository(session).totals(by, since, tenant_id, limit)
+        return [Refusals._make(row) for row in rows]
 
     async def by_minute(self, by: Administrator, since: datetime) -> dict[datetime, int]:
-        statement = (
-            visible_to(by, RejectionCount)
-            .where(RejectionCount.minute >= since)
-            .group_by(RejectionCount.minute)
-            .with_only_columns(RejectionCount.minute, func.sum(RejectionCount.count))
-        )
         async with self._database.reading() as session:
-            return {minute: int(count) for minute, count in await session.execute(statement)}
+            return await RejectionRepository(session).by_minute(by, since)
 
     async def recent(self, by: Administrator, tenant_id: str, limit: int = 50) -> list[Refusal]:
         """The tenant's latest, newest first."""
-        own = visible_to(by, RejectionSamples).where(RejectionSamples.tenant_id == tenant_id)
         async with self._database.reading() as session:
-            rows = (await session.scalars(own)).all()
+            rows = await RejectionRepository(session).samples_of(tenant_id, by)
         refusals = [
             Refusal(**{**sample, "key_id": row.key_id, "at": datetime.fromisoformat(sample["at"])})
             for row in rows

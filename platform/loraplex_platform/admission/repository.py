@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy import ColumnElement, Row, and_, func, or_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,8 +14,8 @@ from loraplex_platform.admission.models import (
     RejectionCount,
     RejectionSamples,
 )
-from loraplex_platform.db.scope import across_tenants, for_tenant
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.db.scope import across_tenants, for_tenant, visible_to
+from loraplex_platform.kit.principal import COMMAND_LINE, Administrator, Principal
 
 
 class LimitRepository:
@@ -45,14 +45,14 @@ class LimitRepository:
         order = (LimitRule.level, LimitRule.subject, LimitRule.dimension)
         return (await self._session.scalars(statement.order_by(*order))).all()
 
-    async def locked(self, tenant_id: str, dimension: str) -> LimitRule | None:
-        """The tenant's own rule; no other transaction locks it meanwhile."""
+    async def of_whole(self, tenant_id: str, dimension: str) -> LimitRule | None:
+        """The rule that binds the tenant as a whole."""
         statement = across_tenants(LimitRule).where(
             LimitRule.tenant_id == tenant_id,
             LimitRule.level == "tenant",
             LimitRule.dimension == dimension,
         )
-        return await self._session.scalar(statement.with_for_update())
+        return await self._session.scalar(statement)
 
     async def put(self, row: LimitRule | LimitOverride) -> None:
         """Set or replace."""
@@ -151,8 +151,37 @@ class RejectionRepository:
         )
         return (await self._session.scalars(statement.order_by(RejectionCount.minute))).all()
 
-    async def samples_of(self, tenant_id: str) -> Sequence[RejectionSamples]:
-        statement = across_tenants(RejectionSamples).where(RejectionSamples.tenant_id == tenant_id)
+    async def totals(
+        self, by: Administrator, since: datetime, tenant_id: str | None, limit: int
+    ) -> Sequence[Row[*tuple[Any, ...]]]:
+        """Tenant, key, reason and limit with their sum, first and last minute; most first."""
+        keys = (
+            RejectionCount.tenant_id,
+            RejectionCount.key_id,
+            RejectionCount.reason,
+            RejectionCount.limit,
+        )
+        count, minute = func.sum(RejectionCount.count), RejectionCount.minute
+        statement = visible_to(by, RejectionCount).where(minute >= since)
+        if tenant_id is not None:
+            statement = statement.where(RejectionCount.tenant_id == tenant_id)
+        most_first = statement.group_by(*keys).order_by(count.desc()).limit(limit)
+        columns = (*keys, count, func.min(minute), func.max(minute))
+        return (await self._session.execute(most_first.with_only_columns(*columns))).all()
+
+    async def by_minute(self, by: Administrator, since: datetime) -> dict[datetime, int]:
+        statement = (
+            visible_to(by, RejectionCount)
+            .where(RejectionCount.minute >= since)
+            .group_by(RejectionCount.minute)
+            .with_only_columns(RejectionCount.minute, func.sum(RejectionCount.count))
+        )
+        return {minute: int(count) for minute, count in await self._session.execute(statement)}
+
+    async def samples_of(
+        self, tenant_id: str, by: Administrator = COMMAND_LINE
+    ) -> Sequence[RejectionSamples]:
+        statement = visible_to(by, RejectionSamples).where(RejectionSamples.tenant_id == tenant_id)
         return (await self._session.scalars(statement.order_by(RejectionSamples.key_id))).all()
 
     def _insert(

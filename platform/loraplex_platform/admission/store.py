@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from loraplex_platform.admission.limits import Charge, Claim, Outcome, Reading
+from loraplex_platform.admission.owed import Ending
 
 
 class StoreUnavailable(Exception):
@@ -32,7 +33,8 @@ class LimitStore(Protocol):
         """Put what was used in the place of what was reserved, and end the leases.
 
         `actual` is by unit; a unit that is not in it was used as reserved. False: there was
-        nothing to settle (settled before, or unknown for more than twice its time to live).
+        nothing to settle (settled before, or unknown for more than twice its time to live), or
+        it is not known yet.
         """
         ...
 
@@ -52,4 +54,23 @@ class LimitStore(Protocol):
 
     async def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+class SharedStore(LimitStore, Protocol):
+    """A store that takes what has ended together with what begins."""
+
+    async def reserve(
+        self,
+        claim: Claim,
+        ttl_s: float,
+        *,
+        after: Sequence[Ending] = (),
+        now_ms: int | None = None,
+    ) -> Outcome:
+        """First the endings, of the same tenant, then the claim: one step."""
+        ...
+
+    async def end(self, endings: Sequence[Ending], *, now_ms: int | None = None) -> None:
+        """All of them, of one tenant, in one step."""
         ...

@@ -15,7 +15,7 @@ from loraplex_platform.batches.intake import Intake
 from loraplex_platform.batches.line_runner import LineRunner
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.batches.outcomes import Retry
-from loraplex_platform.batches.queue import Ended, LineQueue, Work, is_runnable
+from loraplex_platform.batches.queue import Ended, LineQueue, Work, runnable
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.shares import Candidate
 from loraplex_platform.db.database import Database
@@ -143,14 +143,14 @@ class Dispatcher:
         now = self._clock.now()
         async with self._database.reading() as session:
             batches = await BatchRepository(session).unfinished()
+            waiting = await runnable(session, batches, now)
         for batch in batches:
             is_due = batch.status != "in_progress" or batch.expires_at <= now
             is_free = batch.lease_until is None or batch.lease_until < now
             if is_due and is_free and len(self._steps) < STEPS_AT_ONCE:
                 self._take_step(batch.id)
-        runnable = [Candidate.of(batch, now) for batch in batches if is_runnable(batch, now)]
-        self._is_urgent = any(job.is_urgent for job in runnable)
-        if runnable:
+        self._is_urgent = any(Candidate.of(batch, now).is_urgent for batch in waiting)
+        if waiting:
             self._look_for_lines()
 
     def _look_for_lines(self) -> None:

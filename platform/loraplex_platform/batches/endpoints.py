@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 
 from loraplex_platform.auth.dependencies import principal_with
 from loraplex_platform.batches.schemas import BatchObject, BatchQuery, CreateBatch
@@ -24,9 +24,14 @@ Batches = Annotated[BatchService, Depends(batches_of)]
 
 @router.post("")
 async def create_batch(
-    body: CreateBatch, principal: BatchesPrincipal, batches: Batches
+    body: CreateBatch,
+    principal: BatchesPrincipal,
+    batches: Batches,
+    idempotency_key: Annotated[
+        str | None, Header(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")
+    ] = None,
 ) -> BatchObject:
-    return await batches.create(principal, body)
+    return await batches.create(principal, body, idempotency_key)
 
 
 @router.get("")

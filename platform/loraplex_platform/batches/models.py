@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, Text
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex_platform.db.base import Base, TenantOwned
@@ -16,6 +16,7 @@ class Batch(TenantOwned, Base):
     __table_args__ = (
         Index("ix_batch_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
         Index("ix_batch_status", "status"),
+        UniqueConstraint("tenant_id", "idempotency_key"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -34,6 +35,7 @@ class Batch(TenantOwned, Base):
     errors: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
     priority: Mapped[int]  # among its tenant's own jobs, higher is sooner
     paused_at: Mapped[datetime | None]  # by the operator
+    idempotency_key: Mapped[str | None]  # who creates it again with this key gets this one
 
     total: Mapped[int]
     completed: Mapped[int]

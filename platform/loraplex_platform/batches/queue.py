@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.batches.line_repository import Claim, LineRepository
 from loraplex_platform.batches.line_runner import Job
@@ -26,6 +27,7 @@ from loraplex_platform.batches.shares import Candidate, share
 from loraplex_platform.db.database import Database
 from loraplex_platform.files.service import FileService
 from loraplex_platform.kit.clock import Clock
+from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.facts import UsageFacts
 
@@ -64,7 +66,7 @@ class LineQueue:
         claimed: list[tuple[Batch, Claim]] = []
         async with self._database.unit_of_work() as session:
             lines, batches = LineRepository(session), BatchRepository(session)
-            running = [b for b in await batches.unfinished() if is_runnable(b, now)]
+            running = await runnable(session, await batches.unfinished(), now)
             shares = share(count, [Candidate.of(batch, now) for batch in running])
             taken: Counter[str] = Counter()
             for batch in sorted(running, key=lambda b: b.id):
@@ -166,8 +168,16 @@ async def _add(
     return is_any_done
 
 
-def is_runnable(batch: Batch, now: datetime) -> bool:
-    """Whether lines of this job may be claimed."""
+async def runnable(
+    session: AsyncSession, batches: Sequence[Batch], now: datetime
+) -> Sequence[Batch]:
+    """Jobs of which lines may be claimed; those of suspended tenants wait."""
+    able = [batch for batch in batches if _is_runnable(batch, now)]
+    inactive = await TenantRepository(session).inactive(sorted({b.tenant_id for b in able}))
+    return [batch for batch in able if batch.tenant_id not in inactive]
+
+
+def _is_runnable(batch: Batch, now: datetime) -> bool:
     is_open = batch.status == "in_progress" and batch.expires_at > now
     return is_open and batch.paused_at is None and batch.pending > 0
 

@@ -43,6 +43,16 @@ class BatchRepository:
         newest = statement.order_by(Batch.created_at.desc(), Batch.id.desc())
         return (await self._session.scalars(newest.limit(query.limit + 1))).all()
 
+    async def known_as(self, principal: Principal, idempotency_key: str) -> Batch | None:
+        """The tenant's job that was created with this key."""
+        named = Batch.idempotency_key == idempotency_key
+        return await self._session.scalar(for_tenant(principal, Batch).where(named))
+
+    async def nth_newest(self, principal: Principal, number: int) -> Batch | None:
+        """The tenant's job after which it made `number` - 1 others."""
+        newest = for_tenant(principal, Batch).order_by(Batch.created_at.desc(), Batch.id.desc())
+        return await self._session.scalar(newest.offset(number - 1).limit(1))
+
     async def any_of(self, batch_id: str) -> Batch | None:
         """Any tenant's job, for the platform's own work."""
         return await self._session.scalar(across_tenants(Batch).where(Batch.id == batch_id))

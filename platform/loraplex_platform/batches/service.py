@@ -13,11 +13,18 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.files.repository import FileRepository
 from loraplex_platform.files.service import no_such_file
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
+from loraplex_platform.kit.errors import (
+    Conflict,
+    InvalidRequest,
+    KeyReused,
+    NotFound,
+    RateLimited,
+)
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.kit.principal import Principal
 
+CREATES_PER_HOUR, HOUR = 2000, timedelta(hours=1)  # of a tenant
 WINDOWS = {"24h": timedelta(hours=24)}
 
 
@@ -54,10 +61,32 @@ class BatchService:
         self._bell = bell
         self._clock = clock
 
-    async def create(self, principal: Principal, order: CreateBatch) -> BatchObject:
-        """A job in `validating`; its lines are read off the request's path."""
+    async def create(
+        self, principal: Principal, order: CreateBatch, idempotency_key: str | None = None
+    ) -> BatchObject:
+        """A job in `validating`; its lines are read off the request's path.
+
+        The same order with the same key is the same job, however often it is given.
+        """
+        batch = self._ordered(principal, order, idempotency_key)
+        async with self._database.unit_of_work() as session:
+            batches = BatchRepository(session)
+            await batches.lock_tenant(principal.tenant_id)
+            if idempotency_key is not None:
+                known = await batches.known_as(principal, idempotency_key)
+                if known is not None:
+                    return _again(known, batch)
+            await self._check_pace(batches, principal)
+            await _hold_input(FileRepository(session), principal, order.input_file_id)
+            await batches.add(batch)
+        self._ring(batch.id)
+        return BatchObject.of(batch)
+
+    def _ordered(
+        self, principal: Principal, order: CreateBatch, idempotency_key: str | None
+    ) -> Batch:
         now = self._clock.now()
-        batch = Batch(
+        return Batch(
             id=new_id("batch"),
             tenant_id=principal.tenant_id,
             project_id=principal.project_id,
@@ -70,25 +99,21 @@ class BatchService:
             output_life_s=order.output_expires_after and order.output_expires_after.seconds,
             request_metadata=order.metadata,
             priority=order.priority,
+            idempotency_key=idempotency_key,
             created_at=now,
             expires_at=now + WINDOWS[order.completion_window],
             **dict.fromkeys(COUNTERS, 0),
         )
-        async with self._database.unit_of_work() as session:
-            files = FileRepository(session)
-            file = await files.get(principal, order.input_file_id)
-            if file is None:
-                raise no_such_file(order.input_file_id, "input_file_id")
-            if file.purpose != "batch":
-                raise InvalidRequest(
-                    f"The file's purpose must be 'batch', not '{file.purpose}'.",
-                    param="input_file_id",
-                    code="invalid_purpose",
-                )
-            await files.hold(file.id, 1)
-            await BatchRepository(session).add(batch)
-        self._ring(batch.id)
-        return BatchObject.of(batch)
+
+    async def _check_pace(self, batches: BatchRepository, principal: Principal) -> None:
+        first = await batches.nth_newest(principal, CREATES_PER_HOUR)
+        now = self._clock.now()
+        if first is not None and first.created_at + HOUR > now:
+            raise RateLimited(
+                f"Rate limit reached: {CREATES_PER_HOUR} batches an hour.",
+                retry_after_s=(first.created_at + HOUR - now).total_seconds(),
+                dimension="batches",
+            )
 
     async def list(self, principal: Principal, query: BatchQuery) -> Page[BatchObject]:
         async with self._database.reading() as session:
@@ -147,6 +172,35 @@ class BatchService:
             self._bell.ring(batch_id)
 
 
+async def _hold_input(files: FileRepository, principal: Principal, file_id: str) -> None:
+    """The file stays until the job is done with it, even when it is deleted."""
+    file = await files.get(principal, file_id)
+    if file is None:
+        raise no_such_file(file_id, "input_file_id")
+    if file.purpose != "batch":
+        raise InvalidRequest(
+            f"The file's purpose must be 'batch', not '{file.purpose}'.",
+            param="input_file_id",
+            code="invalid_purpose",
+        )
+    await files.hold(file.id, 1)
+
+
+def _again(known: Batch, ordered: Batch) -> BatchObject:
+    if any(getattr(known, name) != getattr(ordered, name) for name in ORDER):
+        raise KeyReused
+    return BatchObject.of(known)
+
+
+ORDER = (
+    "project_id",
+    "endpoint",
+    "completion_window",
+    "input_file_id",
+    "output_life_s",
+    "request_metadata",
+    "priority",
+)
 COUNTERS = (
     "total",
     "completed",

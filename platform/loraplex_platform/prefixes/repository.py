@@ -11,7 +11,6 @@ from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.db.scope import across_tenants, for_tenant
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.prefixes.models import Prefix
-from loraplex_platform.tenants.models import Tenant
 
 
 class Living(NamedTuple):
@@ -41,14 +40,6 @@ class PrefixRepository:
         named = or_(Prefix.id == id_or_name, Prefix.name == id_or_name)
         return await self._session.scalar(
             for_tenant(principal, Prefix).where(named).order_by(Prefix.id != id_or_name).limit(1)
-        )
-
-    async def locked_quota(self, principal: Principal) -> int:
-        """The tenant's quota in tokens; its row stays locked, so that two cannot both fit."""
-        return (
-            (await self._session.scalars(for_tenant(principal, Tenant).with_for_update()))
-            .one()
-            .prefix_tokens
         )
 
     async def tokens_of(self, principal: Principal) -> int:

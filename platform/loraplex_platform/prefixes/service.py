@@ -8,6 +8,7 @@ from sqlalchemy.exc import IntegrityError
 
 from loraplex_engine.client import EngineClient
 from loraplex_engine.messages import Hello
+from loraplex_platform.admission.stock import prefix_tokens_of
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
@@ -69,12 +70,12 @@ class PrefixService:
             async with self._database.unit_of_work() as session:
                 prefixes = PrefixRepository(session)
                 await self._check_model(AdapterRepository(session), principal, request.model)
-                quota = await prefixes.locked_quota(principal)
+                quota = await prefix_tokens_of(session, principal.tenant_id)
                 used = await prefixes.tokens_of(principal)
                 if used + len(token_ids) > quota:
                     raise QuotaExceeded(
-                        f"{len(token_ids)} tokens do not fit: {used} of {quota} are in use.",
-                        code="prefix_quota_exceeded",
+                        f"{len(token_ids)} more registered prefix tokens do not fit: "
+                        f"{used} of {quota} are in use."
                     )
                 await prefixes.add(prefix)
         except IntegrityError as error:

@@ -41,7 +41,7 @@ class Tenant(TenantOwned, Audited, Revised, Base):
     allowed_networks: Mapped[list[str] | None]  # CIDR; None: from anywhere
     allowed_regions: Mapped[list[str] | None]  # where its data may be processed
     retention_days: Mapped[int | None]  # of what it stores; None: until it removes it
-    prefix_tokens: Mapped[int] = mapped_column(default=4096)  # of registered prefixes, kept warm
+    prefix_tokens: Mapped[int | None]  # of registered prefixes; None: what the plan says
     created_at: Mapped[datetime]
 
     tenant_id: Mapped[str] = synonym("id")  # a tenant owns itself: `for_tenant` finds it

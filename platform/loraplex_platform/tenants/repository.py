@@ -33,6 +33,11 @@ class TenantRepository:
         """The principal's tenant."""
         return (await self._session.scalars(for_tenant(principal, Tenant))).one()
 
+    async def locked(self, tenant_id: str) -> Tenant:
+        """Until the transaction ends nobody else locks it."""
+        statement = across_tenants(Tenant).where(Tenant.id == tenant_id)
+        return (await self._session.scalars(statement.with_for_update())).one()
+
     async def named(self, name: str) -> Tenant | None:
         return await self._session.scalar(across_tenants(Tenant).where(Tenant.name == name))
 

@@ -7,14 +7,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
+import httpx2
 import pytest
 from fastapi import FastAPI
 from standardwebhooks.webhooks import Webhook as Verifier
+from tests.adapter_stand import AdapterClient, base_folder, code_of, weights_of
 from tests.platform.batch_stand import jsonl, line, run, submit, until, until_final
 from tests.platform_stand import Seeded, Served, letter_engine, listening
 from tests.usage_stand import NOON, add_book, book, facts, post
 from tests.webhook_receiver import receiving
 
+from loraplex_platform.admission.service import Subject
+from loraplex_platform.auth.schemas import KeyPath
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.scope import across_tenants, change_across_tenants
@@ -115,6 +119,76 @@ async def test_final_invoice_is_told_and_a_refused_one_is_not(app: FastAPI) -> N
     row = await late.finalize(acme, Month(2026, 6))
     data = {"id": row.id, "number": "INV-000001", "total": "0.00"}
     assert await told(database) == [("invoice.finalized", data)]
+
+
+async def test_life_of_a_key_is_told(app: FastAPI) -> None:
+    await listen(app)
+    acme, keys = await acme_of(app), app.state.keys
+    project = (await app.state.tenants.default_project(acme)).id
+    made = await keys.create(acme.id, project, name="ci")
+    await keys.rotate(COMMAND_LINE, KeyPath(acme.id, project, made.id), timedelta(0))
+    await keys.revoke(made.id)
+    await keys.revoke(made.id)
+    data = {"id": made.id, "project_id": project, "name": "ci"}
+    types = ("api_key.created", "api_key.rotated", "api_key.revoked")
+    assert await told(app.state.database) == [(type, data) for type in types]
+
+
+async def test_states_of_a_tenant_are_told(app: FastAPI) -> None:
+    await listen(app)
+    acme = await acme_of(app)
+    for state in ("suspended", "suspended", "active", "closing"):
+        await app.state.tenants.move(COMMAND_LINE, acme.id, state)
+    data = {"id": acme.id, "name": "acme"}
+    types = ("tenant.suspended", "tenant.resumed", "tenant.closed")
+    assert await told(app.state.database) == [(type, data) for type in types]
+
+
+async def test_every_way_that_limits_change_is_told(app: FastAPI) -> None:
+    await listen(app)
+    acme, limits, plans = await acme_of(app), app.state.limits, app.state.plans
+    plan = await plans.create("gold", {"limits": {"requests_per_minute": 5}})
+    await app.state.tenants.change(COMMAND_LINE, acme.id, {"plan_id": plan.id})
+    await plans.change(COMMAND_LINE, plan.id, {"limits": {"requests_per_minute": 6}})
+    await plans.change(COMMAND_LINE, plan.id, {"name": "silver"})  # no limit of anybody's
+    of, dimension = Subject(acme.id, "tenant", acme.id), "requests_per_minute"
+    await limits.set(of, dimension, 7, strict=False)
+    await limits.override(of, dimension, 8, expires_at=None)
+    await limits.end_override(of, dimension)
+    await limits.remove(of, dimension)
+    await limits.remove(of, dimension)  # there was none
+    events = await told(app.state.database)
+    assert {type for type, _ in events} == {"limits.changed"}
+    assert {(data["level"], data["subject"]) for _, data in events} == {("tenant", acme.id)}
+    assert [data["dimension"] for _, data in events] == [None] * 2 + [dimension] * 4
+
+
+async def test_life_of_an_adapter_is_told(
+    make_app: Callable[..., FastAPI], keys: Seeded, tmp_path: Path
+) -> None:
+    app = make_app(model=str(base_folder(tmp_path / "base")))
+    await listen(app)
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app), base_url="http://test"
+    ) as http:
+        client = AdapterClient(http, keys.acme)
+        first = await client.upload("poet")
+        second = await client.upload("poet", weights_of(1), activate="false")
+        await client.call("PATCH", "/poet", {"current": 2})
+        await client.call("POST", "/poet/rollback")
+        refused = await client.upload("bad", b"no safetensors")
+    assert (first.status_code, second.status_code, refused.status_code) == (201, 201, 400)
+    events = await told(app.state.database)
+    told_of = [(type, data.get("version")) for type, data in events]
+    assert told_of == [
+        ("adapter.ready", 1),
+        ("adapter.activated", 1),
+        ("adapter.ready", 2),
+        ("adapter.activated", 2),
+        ("adapter.activated", 1),
+        ("adapter.refused", None),
+    ]
+    assert ((400, events[-1][1]["code"]), events[-1][1]["name"]) == (code_of(refused), "bad")
 
 
 async def test_what_arrives_is_what_the_standard_library_verifies(

@@ -20,6 +20,7 @@ from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Actor
 
 Verb = Literal["created", "updated", "deleted"]
+CHANGED = "tenants_changed"
 
 
 class Change(NamedTuple):
@@ -41,6 +42,8 @@ async def changing(database: Database, actor: Actor, clock: Clock) -> AsyncItera
             yield session
     except StaleDataError as error:
         raise PreconditionFailed from error
+    if changed := session.info.get(CHANGED):
+        await database.news.tell(frozenset(changed))
 
 
 def watch(session: AsyncSession, actor: Actor, clock: Clock) -> None:
@@ -54,6 +57,7 @@ def watch(session: AsyncSession, actor: Actor, clock: Clock) -> None:
             if session.is_modified(row)
         ]
         events += [_event(row, "deleted", actor, clock) for row in _audited(session.deleted)]
+        session.info.setdefault(CHANGED, set()).update(event.tenant_id for event in events)
         session.add_all(events)
 
     session.info["actor"] = actor

@@ -24,7 +24,7 @@ Events = Annotated[
 
 class WebhookBody(Input):
     url: Url
-    events: Events = Field(default_factory=lambda: ["*"])
+    events: Events = Field(default=["*"])
 
 
 class WebhookPatch(Change):

@@ -39,7 +39,7 @@ class WebhookService:
         self._clock = clock
 
     async def create(
-        self, by: Administrator, tenant_id: str, url: str, events: list[str]
+        self, by: Administrator, tenant_id: str, url: str, events: Sequence[str]
     ) -> NewWebhook:
         self._check(url)
         secret = new_secret()
@@ -47,7 +47,7 @@ class WebhookService:
             id=new_id("wh"),
             tenant_id=tenant_id,
             url=url,
-            events=events,
+            events=list(events),
             sealed_secret=self._sealer.seal(secret.encode()),
             is_active=True,
             created_at=self._clock.now(),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from loraplex_platform.audit.trail import note
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.rights import rights_of
@@ -16,7 +17,7 @@ from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.pagination import Page, page_of
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.principal import COMMAND_LINE, Actor, Principal, key_actor
 
 WINDOWS = {"24h": timedelta(hours=24)}
 
@@ -54,7 +55,9 @@ class BatchService:
         self._bell = bell
         self._clock = clock
 
-    async def create(self, principal: Principal, order: CreateBatch) -> BatchObject:
+    async def create(
+        self, principal: Principal, order: CreateBatch, *, by: Actor | None = None
+    ) -> BatchObject:
         """A job in `validating`; its lines are read off the request's path."""
         now = self._clock.now()
         batch = Batch(
@@ -87,6 +90,8 @@ class BatchService:
                 )
             await files.hold(file.id, 1)
             await BatchRepository(session).add(batch)
+            facts = {"input_file_id": file.id, "endpoint": order.endpoint}
+            note(session, batch, "created", by or key_actor(principal), self._clock, facts)
         self._ring(batch.id)
         return BatchObject.of(batch)
 
@@ -102,7 +107,9 @@ class BatchService:
             raise no_such_batch(batch_id)
         return BatchObject.of(batch)
 
-    async def cancel(self, principal: Principal, batch_id: str) -> BatchObject:
+    async def cancel(
+        self, principal: Principal, batch_id: str, *, by: Actor | None = None
+    ) -> BatchObject:
         """Lines at work may end; cancelling again changes nothing."""
         async with self._database.unit_of_work() as session:
             batches = BatchRepository(session)
@@ -118,6 +125,7 @@ class BatchService:
             if batch.status not in ("cancelling", "cancelled"):
                 batch.status = "cancelling"
                 batch.cancelling_at = self._clock.now()
+                note(session, batch, "cancelled", by or key_actor(principal), self._clock)
         self._ring(batch.id)
         return BatchObject.of(batch)
 
@@ -137,9 +145,12 @@ class BatchService:
     async def _pause(self, batch_id: str, at: datetime | None) -> None:
         async with self._database.unit_of_work() as session:
             batches = BatchRepository(session)
-            if await batches.any_of(batch_id) is None:
+            batch = await batches.any_of(batch_id)
+            if batch is None:
                 raise no_such_batch(batch_id)
             await batches.pause(batch_id, at)
+            verb = "resumed" if at is None else "paused"
+            note(session, batch, verb, COMMAND_LINE.actor, self._clock)
         self._ring(batch_id)
 
     def _ring(self, batch_id: str) -> None:

@@ -15,7 +15,7 @@ from loraplex_adapters.errors import AdapterError
 from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore, StoredAdapter
-from loraplex_platform.audit.trail import changing
+from loraplex_platform.audit.trail import changing, note
 from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.catalogue.publishing import Published, Quota, no_quota, point_at, publish
 from loraplex_platform.catalogue.repository import AdapterRepository
@@ -203,6 +203,14 @@ class CatalogueService:
                 row.updated_at = now
             for version in gone:
                 version.removed_at = now
+                note(
+                    session,
+                    version,
+                    "removed",
+                    by,
+                    self._clock,
+                    {"name": version.name, "number": version.number},
+                )
             await session.flush()
             contents = sorted({version.version for version in gone})
             return [v for v in contents if not await adapters.is_version_used(v)]

@@ -43,6 +43,7 @@ from loraplex_platform.files.service import MAX_BYTES, FileService
 from loraplex_platform.kit.clock import Clock, SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.middleware import RequestContext
+from loraplex_platform.news.opening import open_news
 from loraplex_platform.observability import endpoints as probes
 from loraplex_platform.observability.health import Health
 from loraplex_platform.observability.metrics import Metrics
@@ -103,7 +104,8 @@ def create_app(
 ) -> FastAPI:
     """The application; it starts and closes the engine client and the database with its lifespan."""
     clock = clock or SystemClock()
-    database = Database(settings.database, pool_size=settings.database_pool_size)
+    news = open_news(settings.redis_url, settings.redis_timeout_s)
+    database = Database(settings.database, pool_size=settings.database_pool_size, news=news)
     secrets = Secrets.load_or_create(settings.home)
     metrics = Metrics(engine, settings.metrics_folder)
     limiter_metrics = LimiterMetrics(metrics.registry)
@@ -170,6 +172,7 @@ def create_app(
         running = [
             asyncio.create_task(run())
             for run in (
+                news.run,
                 rejections.run,
                 meter.run,
                 budgets.run,
@@ -191,6 +194,7 @@ def create_app(
         await authenticator.uses.flush()
         meter.close()
         await gate.close()
+        await news.close()
         await engine.close()
         await database.close()
 

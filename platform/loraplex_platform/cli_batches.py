@@ -21,7 +21,7 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.files.schemas import UploadForm
 from loraplex_platform.files.service import FileService
 from loraplex_platform.kit.clock import SystemClock
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.principal import COMMAND_LINE, Principal
 from loraplex_platform.supervision.base_model import expected_folder, served_name
 from loraplex_platform.supervision.processes import engine_address
 from loraplex_platform.tenants.service import TenantService
@@ -47,16 +47,16 @@ def submit_batch(
     async def work() -> None:
         async with open_database() as database:
             principal = await _principal(database, tenant)
-            files, service = _services(database)
+            (files, service), by = _services(database), COMMAND_LINE.actor
             with file.open("rb") as content:
                 made = await files.create(
-                    principal, UploadForm(purpose="batch"), file.name, content
+                    principal, UploadForm(purpose="batch"), file.name, content, by=by
                 )
             order = CreateBatch.model_validate(
                 {"input_file_id": made.id, "endpoint": endpoint, "completion_window": "24h"}
                 | {"priority": priority}
             )
-            batch = await service.create(principal, order)
+            batch = await service.create(principal, order, by=by)
             typer.echo(batch.id)
             if watch:
                 over = await _watch(service, principal, batch.id)
@@ -105,7 +105,8 @@ def cancel_batch(batch_id: BatchArgument, tenant: TenantOption) -> None:
     async def work() -> None:
         async with open_database() as database:
             _, service = _services(database)
-            batch = await service.cancel(await _principal(database, tenant), batch_id)
+            owner = await _principal(database, tenant)
+            batch = await service.cancel(owner, batch_id, by=COMMAND_LINE.actor)
             typer.echo(f"{batch.id}  {batch.status}")
 
     run(work())

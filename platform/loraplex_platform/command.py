@@ -12,6 +12,7 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.errors import PlatformError
 from loraplex_platform.kit.secrets import BadSecretFile
+from loraplex_platform.news.opening import open_news
 from loraplex_platform.supervision.base_model import ModelNotPrepared
 from loraplex_platform.supervision.child import ChildCannotStart
 from loraplex_platform.supervision.processes import PortTaken
@@ -28,10 +29,12 @@ async def open_database() -> AsyncIterator[Database]:
     settings = load_settings()
     settings.home.mkdir(parents=True, exist_ok=True)
     await asyncio.to_thread(upgrade, settings.database)
-    database = Database(settings.database)
+    news = open_news(settings.redis_url, settings.redis_timeout_s)
+    database = Database(settings.database, news=news)
     try:
         yield database
     finally:
+        await news.close()
         await database.close()
 
 

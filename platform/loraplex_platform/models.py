@@ -11,6 +11,7 @@ from loraplex_platform.auth.models import AdminKey, ApiKey, KeyUse
 from loraplex_platform.batches.models import Batch, BatchLine
 from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.db.base import Base
+from loraplex_platform.events.models import Delivery, Webhook
 from loraplex_platform.files.models import StoredFile
 from loraplex_platform.people.models import LoginSession, OneTimeLink, Person
 from loraplex_platform.prefixes.models import Prefix
@@ -28,7 +29,6 @@ from loraplex_platform.usage.billing_models import (
     PriceBookRow,
 )
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
-from loraplex_platform.webhooks.models import Delivery, Webhook
 
 __all__ = [
     "Adapter",

@@ -1,5 +1,6 @@
 """What a key may be used for, from where, until when, and how soon a change is felt."""
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -62,7 +63,8 @@ class Stand:
         return None
 
 
-async def stand_on(database: Database, home: Path) -> Stand:
+async def stand_on(database: Database, home: Path, other: Database | None = None) -> Stand:
+    """`other` is the database of the process that authenticates."""
     clock, secrets = ManualClock(), Secrets.load_or_create(home)
     tenants, projects = TenantService(database, clock), ProjectService(database, clock)
     tenant = await tenants.create("acme")
@@ -71,7 +73,7 @@ async def stand_on(database: Database, home: Path) -> Stand:
         KeyService(database, secrets, clock),
         tenants,
         projects,
-        Authenticator(database, secrets, clock),
+        Authenticator(other or database, secrets, clock),
         clock,
         tenant,
         project,
@@ -79,8 +81,10 @@ async def stand_on(database: Database, home: Path) -> Stand:
 
 
 @pytest.fixture
-async def stand(database: Database, tmp_path: Path) -> Stand:
-    return await stand_on(database, tmp_path)
+async def stand(database: Database, tmp_path: Path) -> AsyncIterator[Stand]:
+    other = Database(database.url)
+    yield await stand_on(database, tmp_path, other)
+    await other.close()
 
 
 async def test_rotated_key_keeps_its_id_and_both_secrets_until_the_grace_ends(

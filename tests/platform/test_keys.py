@@ -1,5 +1,6 @@
 """Keys: their form, their hashes, and who may use them until when."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,13 @@ def key_service(database: Database, tmp_path: Path, clock: ManualClock) -> KeySe
 
 
 @pytest.fixture
-def authenticator(database: Database, tmp_path: Path, clock: ManualClock) -> Authenticator:
-    return Authenticator(database, Secrets.load_or_create(tmp_path), clock)
+async def authenticator(
+    database: Database, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[Authenticator]:
+    """Of another process, which hears nothing of changes."""
+    other = Database(database.url)
+    yield Authenticator(other, Secrets.load_or_create(tmp_path), clock)
+    await other.close()
 
 
 @pytest.fixture

@@ -6,59 +6,32 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_network
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from tests.webhook_receiver import Receiver, receiving
 
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import BatchEvent, EventType
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import ManualClock
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.models import Delivery, Tenant
 from loraplex_platform.tenants.service import TenantService
-from loraplex_platform.webhooks.outbox import LEASE, WAITS, Outbox, emit
+from loraplex_platform.webhooks.outbox import LEASE, WAITS, Outbox
 from loraplex_platform.webhooks.sender import Refused, Sender
 from loraplex_platform.webhooks.service import NewWebhook, WebhookService
 
 
-@dataclass
-class Receiver:
-    """A tenant's server: what it got, and what it answers."""
-
-    port: int
-    status: int = 200
-    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/hook?a=b"
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            receiver.got.append(({k.lower(): v for k, v in self.headers.items()}, body))
-            self.send_response(receiver.status)
-            self.send_header("location", "http://127.0.0.1:1/")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver = Receiver(server.server_port)
-    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield receiver
-    server.shutdown()
-    server.server_close()
+    with receiving() as receiver:
+        yield receiver
 
 
 @dataclass
@@ -70,9 +43,9 @@ class Stand:
     tenant: Tenant
     made: NewWebhook
 
-    async def emit(self, type: str = "batch.completed") -> None:
+    async def emit(self, type: EventType = "batch.completed") -> None:
         async with self.database.unit_of_work() as session:
-            await emit(session, self.tenant.id, type, {"id": "b_1"}, self.clock.now())
+            await emit(session, self.tenant.id, type, BatchEvent("b_1"), self.clock.now())
 
     async def deliveries(self) -> list[Delivery]:
         where = (self.tenant.id, self.made.webhook.id)
@@ -103,14 +76,16 @@ async def test_event_arrives_signed(stand: Stand, receiver: Receiver) -> None:
 
 
 async def test_event_that_nobody_asked_for_is_not_kept(stand: Stand) -> None:
-    await stand.emit("file.deleted")
+    await stand.emit("batch.failed")
     assert await stand.deliveries() == []
 
 
 async def test_event_of_a_failed_unit_of_work_is_not_told(stand: Stand) -> None:
     async def fail() -> None:
         async with stand.database.unit_of_work() as session:
-            await emit(session, stand.tenant.id, "batch.completed", {}, stand.clock.now())
+            await emit(
+                session, stand.tenant.id, "batch.completed", BatchEvent("b_1"), stand.clock.now()
+            )
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

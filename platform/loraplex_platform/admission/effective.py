@@ -49,6 +49,7 @@ class EffectiveLimits:
         self._clock = clock
         self._kinds = kinds  # None: all
         self._known: Remembered[Principal, tuple[EffectiveLimit, ...]] = Remembered(clock, CACHE_S)
+        database.news.subscribe(self._forget)
 
     async def of(self, principal: Principal) -> tuple[Limit, ...]:
         async def read() -> tuple[EffectiveLimit, ...]:
@@ -63,6 +64,10 @@ class EffectiveLimits:
             if (e.until is None or e.until > now)
             and (self._kinds is None or e.limit.dimension.kind in self._kinds)
         )
+
+    def _forget(self, tenants: frozenset[str | None]) -> None:
+        """A plan's change may be anybody's."""
+        self._known.forget(lambda who: who.tenant_id in tenants or None in tenants)
 
 
 async def effective_limits(

@@ -8,6 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_platform.admission.service import Subject, check_limit
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import LimitsEvent
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, NotFound
 from loraplex_platform.kit.ids import new_id
@@ -66,6 +68,8 @@ class PlanService:
                 plan = await _found(session, plan_id)
                 check_revision(plan, revision)
                 _apply(plan, values)
+                if "limits" in values:
+                    await self._tell(session, plan)
         except IntegrityError as error:
             raise Conflict("there is a plan of this name already", param="name") from error
         return plan
@@ -77,6 +81,13 @@ class PlanService:
                 await TenantRepository(session).remove(await _found(session, plan_id))
         except IntegrityError as error:
             raise Conflict("tenants are on this plan") from error
+
+    async def _tell(self, session: AsyncSession, plan: Plan) -> None:
+        """Each tenant on the plan."""
+        now = self._clock.now()
+        for tenant_id in await TenantRepository(session).on_plan(plan.id):
+            payload = LimitsEvent("tenant", tenant_id, None)
+            await emit(session, tenant_id, "limits.changed", payload, now)
 
 
 def _apply(plan: Plan, values: Mapping[str, object]) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from loraplex_platform.admission.effective import EffectiveLimit, effective_limits
 from loraplex_platform.admission.limits import DIMENSIONS, Level, Limit
 from loraplex_platform.admission.models import (
@@ -15,6 +17,8 @@ from loraplex_platform.admission.models import (
 from loraplex_platform.admission.repository import LimitRepository, RejectionRepository
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import LimitsEvent
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator, Principal
@@ -72,15 +76,17 @@ class LimitService:
         )
         async with changing(self._database, by.actor, self._clock) as session:
             await LimitRepository(session).put(rule)
+            await self._tell(session, subject, dimension)
 
     async def remove(
         self, subject: Subject, dimension: str, *, by: Administrator = COMMAND_LINE
     ) -> None:
         """Lift a limit; does nothing where there is none."""
         async with changing(self._database, by.actor, self._clock) as session:
-            await LimitRepository(session).remove(
+            if await LimitRepository(session).remove(
                 subject.tenant_id, subject.level, subject.id, dimension
-            )
+            ):
+                await self._tell(session, subject, dimension)
 
     async def override(
         self,
@@ -110,15 +116,17 @@ class LimitService:
         )
         async with changing(self._database, by.actor, self._clock) as session:
             await LimitRepository(session).put(row)
+            await self._tell(session, subject, dimension)
 
     async def end_override(
         self, subject: Subject, dimension: str, *, by: Administrator = COMMAND_LINE
     ) -> None:
         """Does nothing where there is none."""
         async with changing(self._database, by.actor, self._clock) as session:
-            await LimitRepository(session).remove(
+            if await LimitRepository(session).remove(
                 subject.tenant_id, subject.level, subject.id, dimension, LimitOverride
-            )
+            ):
+                await self._tell(session, subject, dimension)
 
     async def overrides(self, tenant_id: str) -> Sequence[LimitOverride]:
         async with self._database.reading() as session:
@@ -143,3 +151,7 @@ class LimitService:
         """The last rejections of each of the tenant's keys."""
         async with self._database.reading() as session:
             return await RejectionRepository(session).samples_of(tenant_id)
+
+    async def _tell(self, session: AsyncSession, subject: Subject, dimension: str) -> None:
+        payload = LimitsEvent(subject.level, subject.id, dimension)
+        await emit(session, subject.tenant_id, "limits.changed", payload, self._clock.now())

@@ -6,13 +6,7 @@ from importlib import import_module
 from loraplex_platform.admission.guarded_store import GuardedStore
 from loraplex_platform.admission.memory_store import MemoryStore
 from loraplex_platform.admission.store import LimitStore
-
-
-class RedisNotInstalled(Exception):
-    """LORAPLEX_REDIS_URL is set, but the client is missing: pip install 'loraplex[production]'."""
-
-    def __init__(self) -> None:
-        super().__init__(self.__doc__)
+from loraplex_platform.news.opening import RedisNotInstalled
 
 
 def open_store(

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, UOWTransaction
 from sqlalchemy.orm.exc import StaleDataError
 
 from loraplex_platform.audit.models import AuditEvent
-from loraplex_platform.db.base import Audited
+from loraplex_platform.db.base import Audited, Base
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import PreconditionFailed
@@ -20,6 +20,7 @@ from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Actor
 
 Verb = Literal["created", "updated", "deleted"]
+CHANGED = "tenants_changed"
 
 
 class Change(NamedTuple):
@@ -41,6 +42,8 @@ async def changing(database: Database, actor: Actor, clock: Clock) -> AsyncItera
             yield session
     except StaleDataError as error:
         raise PreconditionFailed from error
+    if changed := session.info.get(CHANGED):
+        await database.news.tell(frozenset(changed))
 
 
 def watch(session: AsyncSession, actor: Actor, clock: Clock) -> None:
@@ -54,10 +57,25 @@ def watch(session: AsyncSession, actor: Actor, clock: Clock) -> None:
             if session.is_modified(row)
         ]
         events += [_event(row, "deleted", actor, clock) for row in _audited(session.deleted)]
+        session.info.setdefault(CHANGED, set()).update(event.tenant_id for event in events)
         session.add_all(events)
 
     session.info["actor"] = actor
     event.listen(session.sync_session, "before_flush", record)
+
+
+def note(
+    session: AsyncSession,
+    row: Base,
+    verb: str,
+    actor: Actor,
+    clock: Clock,
+    after: dict[str, Any] | None = None,
+) -> None:
+    """Log what was done to a row whose flushes are not watched, such as a file or a job."""
+    event = _about(row, verb, actor, clock)
+    event.after = after
+    session.add(event)
 
 
 def _audited(rows: Any) -> list[Audited]:
@@ -65,7 +83,13 @@ def _audited(rows: Any) -> list[Audited]:
 
 
 def _event(row: Audited, verb: Verb, actor: Actor, clock: Clock) -> AuditEvent:
-    change = change_of(row, verb)
+    change, event = change_of(row, verb), _about(row, verb, actor, clock)
+    event.before = None if verb == "created" else change.before
+    event.after = None if verb == "deleted" else change.after
+    return event
+
+
+def _about(row: object, verb: str, actor: Actor, clock: Clock) -> AuditEvent:
     mapper = inspect(type(row))
     keys = [str(getattr(row, mapper.get_property_by_column(c).key)) for c in mapper.primary_key]
     kind: str = mapper.local_table.name
@@ -81,8 +105,6 @@ def _event(row: Audited, verb: Verb, actor: Actor, clock: Clock) -> AuditEvent:
         actor_name=actor.name,
         request_id=actor.request_id,
         address=actor.address,
-        before=None if verb == "created" else change.before,
-        after=None if verb == "deleted" else change.after,
     )
 
 

@@ -30,6 +30,7 @@ class Authenticator:
         self._recent: Recent[str, KnownKey] = Recent(clock, OUTAGE_S)
         self._throttle = Throttle(clock)
         self.uses = KeyUses(database, clock)
+        database.news.subscribe(self._forget)
 
     async def authenticate(self, presented: str, address: str | None = None) -> Principal:
         """The principal of a presented key; the same error whatever is wrong with the key.
@@ -52,9 +53,9 @@ class Authenticator:
         self.uses.note(known.principal)
         return known.principal
 
-    def forget(self, key_id: str) -> None:
-        """Read the key again when it comes next."""
-        self._recent.drop(key_id)
+    def _forget(self, tenants: frozenset[str | None]) -> None:
+        """Read these tenants' keys again when they come next."""
+        self._recent.drop_where(lambda _, known: known.principal.tenant_id in tenants)
 
     async def _known(self, key_id: str, address: str | None) -> KnownKey | None:
         known = self._recent.get(key_id, CACHE_S)

@@ -9,7 +9,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from loraplex_platform.auth.admin_keys import AdminKeyService
 from loraplex_platform.auth.authenticator import Authenticator
 from loraplex_platform.kit.errors import InvalidApiKey, PermissionDenied
-from loraplex_platform.kit.principal import Administrator, Permission, Principal, Scope
+from loraplex_platform.kit.principal import Actor, Administrator, Permission, Principal, Scope
 from loraplex_platform.kit.roles import allows
 
 # For OpenAPI; the keys are read by `_bearer`, whose refusals have our shape.
@@ -65,6 +65,12 @@ def address_of(request: Request) -> str | None:
     """Where the request comes from, as the edge has found out."""
     address: str | None = request.state.address
     return address
+
+
+def actor_of(request: Request, principal: Principal) -> Actor:
+    """Whom the audit log names: the key, and the request it came with."""
+    key_id, request_id = principal.key_id, request.state.request_id
+    return Actor("key", key_id, request_id=request_id, address=address_of(request))
 
 
 def _bearer(request: Request) -> str:

@@ -12,6 +12,8 @@ from loraplex_platform.auth.models import ApiKey
 from loraplex_platform.auth.repository import KeyRepository
 from loraplex_platform.auth.schemas import KeyPath, check_grace, check_key_values, check_scopes
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import EventType, KeyEvent
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, NotFound
 from loraplex_platform.kit.principal import ALL_SCOPES, COMMAND_LINE, Administrator
@@ -60,6 +62,7 @@ class KeyService:
         async with changing(self._database, by.actor, self._clock) as session:
             await self._check_place(session, by, row)
             await KeyRepository(session).add(row)
+            await self._tell(session, "api_key.created", row)
         return key
 
     async def page(
@@ -129,6 +132,7 @@ class KeyService:
             key.previous_until = self._clock.now() + grace
             key.digest, key.pepper_id = digest.hex, digest.pepper_id
             key.last_four = plain.secret[-4:]
+            await self._tell(session, "api_key.rotated", key)
         return plain
 
     async def revoke(self, key_id: str, *, by: Administrator = COMMAND_LINE) -> ApiKey:
@@ -137,12 +141,18 @@ class KeyService:
             key = await KeyRepository(session).get(key_id)
             if key is None or not by.sees(key.tenant_id):
                 raise NotFound(f"there is no key {key_id!r}", param="id")
-            key.revoked_at = key.revoked_at or self._clock.now()
+            if key.revoked_at is None:
+                key.revoked_at = self._clock.now()
+                await self._tell(session, "api_key.revoked", key)
         return key
 
     async def of_tenant(self, tenant_id: str) -> Sequence[ApiKey]:
         async with self._database.reading() as session:
             return await KeyRepository(session).of_tenant(tenant_id)
+
+    async def _tell(self, session: AsyncSession, type: EventType, key: ApiKey) -> None:
+        payload = KeyEvent(key.id, key.project_id, key.name)
+        await emit(session, key.tenant_id, type, payload, self._clock.now())
 
     async def _check_place(self, session: AsyncSession, by: Administrator, key: ApiKey) -> None:
         project = await found_project(session, by, key.tenant_id, key.project_id)

@@ -14,6 +14,8 @@ from loraplex_platform.batches.outcomes import error_json
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.schemas import Status
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import BatchEvent, EventType
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.files.models import StoredFile
 from loraplex_platform.files.repository import FileRepository
 from loraplex_platform.files.service import BATCH_FILE_LIFE, CHUNK_BYTES, FileService
@@ -128,6 +130,8 @@ class Closing:
             for draft, num_bytes in files.items():
                 await repository.add(_row(batch, draft, num_bytes, now))
             await repository.hold(batch.input_file_id, -1)
+            event: EventType = f"batch.{status}"  # type: ignore[assignment]  # status is literal
+            await emit(session, batch.tenant_id, event, BatchEvent(batch.id), now)
 
 
 class LeaseLost(Exception):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 
-from loraplex_platform.auth.dependencies import principal_with
+from loraplex_platform.auth.dependencies import actor_of, principal_with
 from loraplex_platform.batches.schemas import BatchObject, BatchQuery, CreateBatch
 from loraplex_platform.batches.service import BatchService
 from loraplex_platform.kit.pagination import Page
@@ -26,12 +26,13 @@ Batches = Annotated[BatchService, Depends(batches_of)]
 async def create_batch(
     body: CreateBatch,
     principal: BatchesPrincipal,
+    request: Request,
     batches: Batches,
     idempotency_key: Annotated[
         str | None, Header(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")
     ] = None,
 ) -> BatchObject:
-    return await batches.create(principal, body, idempotency_key)
+    return await batches.create(principal, body, idempotency_key, by=actor_of(request, principal))
 
 
 @router.get("")
@@ -47,5 +48,7 @@ async def get_batch(batch_id: str, principal: BatchesPrincipal, batches: Batches
 
 
 @router.post("/{batch_id}/cancel")
-async def cancel_batch(batch_id: str, principal: BatchesPrincipal, batches: Batches) -> BatchObject:
-    return await batches.cancel(principal, batch_id)
+async def cancel_batch(
+    batch_id: str, principal: BatchesPrincipal, request: Request, batches: Batches
+) -> BatchObject:
+    return await batches.cancel(principal, batch_id, by=actor_of(request, principal))

@@ -14,6 +14,8 @@ from loraplex_platform.batches.models import Batch
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.rights import principal_of
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import BatchEvent
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.files.repository import FileRepository
 from loraplex_platform.files.service import FileService
 from loraplex_platform.kit.clock import Clock
@@ -105,6 +107,8 @@ class Intake:
             await LineRepository(session).remove(batch.id)
             if await BatchRepository(session).change(batch, values, status="validating"):
                 await FileRepository(session).hold(batch.input_file_id, -1)
+                event = BatchEvent(batch.id)
+                await emit(session, batch.tenant_id, "batch.failed", event, values["failed_at"])
 
 
 class _Reading:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from loraplex_platform.audit.trail import note
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.rights import rights_of
@@ -22,7 +23,7 @@ from loraplex_platform.kit.errors import (
 )
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.pagination import Page, page_of
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.principal import COMMAND_LINE, Actor, Principal, key_actor
 
 CREATES_PER_HOUR, HOUR = 2000, timedelta(hours=1)  # of a tenant
 WINDOWS = {"24h": timedelta(hours=24)}
@@ -62,7 +63,12 @@ class BatchService:
         self._clock = clock
 
     async def create(
-        self, principal: Principal, order: CreateBatch, idempotency_key: str | None = None
+        self,
+        principal: Principal,
+        order: CreateBatch,
+        idempotency_key: str | None = None,
+        *,
+        by: Actor | None = None,
     ) -> BatchObject:
         """A job in `validating`; its lines are read off the request's path.
 
@@ -79,6 +85,8 @@ class BatchService:
             await self._check_pace(batches, principal)
             await _hold_input(FileRepository(session), principal, order.input_file_id)
             await batches.add(batch)
+            facts = {"input_file_id": order.input_file_id, "endpoint": order.endpoint}
+            note(session, batch, "created", by or key_actor(principal), self._clock, facts)
         self._ring(batch.id)
         return BatchObject.of(batch)
 
@@ -127,7 +135,9 @@ class BatchService:
             raise no_such_batch(batch_id)
         return BatchObject.of(batch)
 
-    async def cancel(self, principal: Principal, batch_id: str) -> BatchObject:
+    async def cancel(
+        self, principal: Principal, batch_id: str, *, by: Actor | None = None
+    ) -> BatchObject:
         """Lines at work may end; cancelling again changes nothing."""
         async with self._database.unit_of_work() as session:
             batches = BatchRepository(session)
@@ -143,6 +153,7 @@ class BatchService:
             if batch.status not in ("cancelling", "cancelled"):
                 batch.status = "cancelling"
                 batch.cancelling_at = self._clock.now()
+                note(session, batch, "cancelled", by or key_actor(principal), self._clock)
         self._ring(batch.id)
         return BatchObject.of(batch)
 
@@ -162,9 +173,12 @@ class BatchService:
     async def _pause(self, batch_id: str, at: datetime | None) -> None:
         async with self._database.unit_of_work() as session:
             batches = BatchRepository(session)
-            if await batches.any_of(batch_id) is None:
+            batch = await batches.any_of(batch_id)
+            if batch is None:
                 raise no_such_batch(batch_id)
             await batches.pause(batch_id, at)
+            verb = "resumed" if at is None else "paused"
+            note(session, batch, verb, COMMAND_LINE.actor, self._clock)
         self._ring(batch_id)
 
     def _ring(self, batch_id: str) -> None:

@@ -13,6 +13,7 @@ from loraplex_platform.catalogue.service import CatalogueService, Entry
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import UNREACHABLE, Database
 from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Actor, Principal
 
 SWEEP_S = 3600.0
@@ -42,9 +43,13 @@ class AdapterDesk:
         """Judge a folder and publish it under a name."""
         assert self._base_folder is not None, "an API process knows its base model's folder"
         self.catalogue.check_name(name)
-        stored = await self.catalogue.judge(
-            folder, base_folder=self._base_folder, max_rank=self._max_rank
-        )
+        try:
+            stored = await self.catalogue.judge(
+                folder, base_folder=self._base_folder, max_rank=self._max_rank
+            )
+        except InvalidRequest as refusal:
+            await self.catalogue.tell_refused(principal, name, refusal)
+            raise
         return await self.catalogue.publish(principal, name, stored, by=by, activate=activate)
 
     async def preload(self, principal: Principal, address: str) -> Entry:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from loraplex_platform.auth.dependencies import address_of, principal_with
+from loraplex_platform.auth.dependencies import actor_of, principal_with
 from loraplex_platform.catalogue.desk import AdapterDesk
 from loraplex_platform.catalogue.schemas import (
     AdapterDetail,
@@ -16,7 +16,7 @@ from loraplex_platform.catalogue.schemas import (
 from loraplex_platform.catalogue.service import Entry
 from loraplex_platform.catalogue.upload import receive
 from loraplex_platform.kit.pagination import Page, page_of
-from loraplex_platform.kit.principal import Actor, Principal
+from loraplex_platform.kit.principal import Principal
 from loraplex_platform.rest.route import AdminRoute, Revision, claim, tag
 
 router = APIRouter(prefix="/v1/adapters", route_class=AdminRoute)
@@ -49,7 +49,7 @@ async def create_adapter(
         async with request.form(max_files=2, max_fields=MAX_PARTS) as form:
             received = await receive(form, folder)
         await claim(request, principal.key_id, idempotency_key, received.fingerprint)
-        fields, by = received.fields, actor(request, principal)
+        fields, by = received.fields, actor_of(request, principal)
         published = await desk.add(principal, fields.name, folder, by=by, activate=fields.activate)
     tag(response, published.name)
     response.status_code = 201 if published.is_new else 200
@@ -68,7 +68,7 @@ async def list_adapters(
 async def roll_back(
     name: str, principal: Writer, request: Request, response: Response, desk: Desk
 ) -> AdapterDetail:
-    by = actor(request, principal)
+    by = actor_of(request, principal)
     return _detail(await desk.catalogue.roll_back(principal, name, by=by), response)
 
 
@@ -97,7 +97,7 @@ async def change_adapter(
     revision: Revision,
 ) -> AdapterDetail:
     values = body.model_dump(exclude_unset=True)
-    by = actor(request, principal)
+    by = actor_of(request, principal)
     entry = await desk.catalogue.change(principal, name, values, by=by, revision=revision)
     return _detail(entry, response)
 
@@ -106,14 +106,8 @@ async def change_adapter(
 async def delete_adapter(
     name: str, principal: Writer, request: Request, desk: Desk
 ) -> DeletedAdapter:
-    await desk.delete(principal, name, by=actor(request, principal))
+    await desk.delete(principal, name, by=actor_of(request, principal))
     return DeletedAdapter(id=name)
-
-
-def actor(request: Request, principal: Principal) -> Actor:
-    """Whom the audit log names."""
-    key_id, request_id = principal.key_id, request.state.request_id
-    return Actor("key", key_id, request_id=request_id, address=address_of(request))
 
 
 def _detail(entry: Entry, response: Response) -> AdapterDetail:

@@ -26,6 +26,7 @@ class Published(NamedTuple):
     name: AdapterName
     version: Adapter
     is_new: bool  # else the name had this content before
+    was_activated: bool  # whether the bare name stands for it since now
 
 
 async def publish(
@@ -62,9 +63,10 @@ async def publish(
     )
     if known is None:
         await adapters.add(adapter)
+    was_activated = not versions or (activate and row.current != adapter.number)
     if activate:
         point_at(row, adapter.number, now)
-    return Published(row, adapter, known is None)
+    return Published(row, adapter, known is None, was_activated)
 
 
 def point_at(row: AdapterName, number: int, now: datetime) -> None:

@@ -55,6 +55,7 @@ class Routes:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._known: Remembered[tuple[str, str], Route] = Remembered(clock, KNOWN_S)
+        database.news.subscribe(lambda tenants: self._known.forget(lambda key: key[0] in tenants))
 
     async def find(self, principal: Principal, model: str) -> Route:
         """Other tenants' names do not exist; a disabled name says so."""

@@ -15,13 +15,15 @@ from loraplex_adapters.errors import AdapterError
 from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore, StoredAdapter
-from loraplex_platform.audit.trail import changing
+from loraplex_platform.audit.trail import changing, note
 from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.catalogue.publishing import Published, Quota, no_quota, point_at, publish
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.catalogue.routes import Address, Routes
 from loraplex_platform.catalogue.upload import refused
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import AdapterEvent, RefusedAdapter
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.principal import COMMAND_LINE, Actor, Principal
@@ -101,10 +103,16 @@ class CatalogueService:
             async with self._changing(by) as session:
                 tenant, report = principal.tenant_id, stored.report
                 await self._quota(session, tenant, stored.version, report.num_bytes)
-                return await publish(
+                made = await publish(
                     session, principal, name, stored.version, report,
                     now=self._clock.now(), activate=activate,
                 )  # fmt: skip
+                if made.is_new:
+                    payload = AdapterEvent(made.version.id, name, made.version.number)
+                    await emit(session, tenant, "adapter.ready", payload, self._clock.now())
+                if made.was_activated:
+                    await self._tell_active(session, made.name, [made.version])
+                return made
         except IntegrityError as error:
             raise Conflict(f"{name!r} was made at the same moment", param="name") from error
 
@@ -156,7 +164,10 @@ class CatalogueService:
             versions = await AdapterRepository(session).versions(principal, name)
             for number in _numbers_named(values):
                 _numbered(versions, number, name)
+            before = row.current
             _apply(row, values, self._clock)
+            if row.current != before:
+                await self._tell_active(session, row, versions)
         return Entry(row, versions)
 
     async def roll_back(self, principal: Principal, name: str, *, by: Actor) -> Entry:
@@ -170,6 +181,7 @@ class CatalogueService:
             elif row.previous is not None:
                 _numbered(versions, row.previous, name)
                 point_at(row, row.previous, self._clock.now())
+                await self._tell_active(session, row, versions)
             else:
                 raise Conflict(f"{name!r} has nothing to go back to", param="name")
         return Entry(row, versions)
@@ -191,6 +203,14 @@ class CatalogueService:
                 row.updated_at = now
             for version in gone:
                 version.removed_at = now
+                note(
+                    session,
+                    version,
+                    "removed",
+                    by,
+                    self._clock,
+                    {"name": version.name, "number": version.number},
+                )
             await session.flush()
             contents = sorted({version.version for version in gone})
             return [v for v in contents if not await adapters.is_version_used(v)]
@@ -214,6 +234,20 @@ class CatalogueService:
                 await asyncio.to_thread(self._store.delete, version)
                 num_swept += 1
         return num_swept
+
+    async def tell_refused(self, principal: Principal, name: str, refusal: InvalidRequest) -> None:
+        """An upload is no adapter; nothing of it is kept but this event."""
+        payload = RefusedAdapter(name, refusal.code, refusal.message)
+        async with self._database.unit_of_work() as session:
+            now = self._clock.now()
+            await emit(session, principal.tenant_id, "adapter.refused", payload, now)
+
+    async def _tell_active(
+        self, session: AsyncSession, row: AdapterName, versions: Sequence[Adapter]
+    ) -> None:
+        active = _numbered(versions, row.current, row.name)
+        payload = AdapterEvent(active.id, row.name, active.number)
+        await emit(session, row.tenant_id, "adapter.activated", payload, self._clock.now())
 
     @asynccontextmanager
     async def _changing(self, by: Actor) -> AsyncIterator[AsyncSession]:

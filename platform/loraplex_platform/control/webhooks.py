@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from loraplex_platform.control.schemas import Change, Id, Input, Output
 from loraplex_platform.control.services import Reader, Webhooks, WebhookWriter
+from loraplex_platform.events.catalogue import EventType
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.rest.route import Deleted, Once, Pages, Revision, admin_router, tag
 
@@ -16,14 +17,14 @@ WEBHOOKS = "/tenants/{tenant_id}/webhooks"
 WEBHOOK = WEBHOOKS + "/{webhook_id}"
 Url = Annotated[str, StringConstraints(max_length=2000, pattern=r"^https?://[\x21-\x7e]+$")]
 Events = Annotated[
-    list[Annotated[str, StringConstraints(pattern=r"^(\*|[a-z_.]{1,64})$")]],
+    list[EventType | Literal["*"]],
     Field(min_length=1, max_length=50),
 ]
 
 
 class WebhookBody(Input):
     url: Url
-    events: Events = Field(default_factory=lambda: ["*"])
+    events: Events = Field(default=["*"])
 
 
 class WebhookPatch(Change):

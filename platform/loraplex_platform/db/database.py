@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, UOWTransaction
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from loraplex_platform.db.base import Audited
+from loraplex_platform.kit.news import News
 
 UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout)  # the database cannot be asked
 CONNECT_S = 3
@@ -57,8 +58,16 @@ def refuse_unaudited(session: Session, _: UOWTransaction, __: object) -> None:
 class Database:
     """Hands out units of work; nobody else begins, commits or rolls back."""
 
-    def __init__(self, url: str, *, pool_size: int = 5, pool_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 5,
+        pool_timeout_s: float = 30.0,
+        news: News | None = None,
+    ) -> None:
         self.url = url
+        self.news = news or News()  # told of audited changes once they are committed
         is_sqlite = make_url(url).drivername.startswith("sqlite")
         self._engine = create_async_engine(
             async_url(url),

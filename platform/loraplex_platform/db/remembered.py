@@ -35,6 +35,10 @@ class Remembered(Generic[Key, Value]):
         self._recent.put(key, value)
         return value
 
+    def forget(self, is_meant: Callable[[Key], bool]) -> None:
+        """What was read of these keys is out of date."""
+        self._recent.drop_where(lambda key, _: is_meant(key))
+
     def clear(self) -> None:
         """What was read is out of date."""
         self._recent.clear()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
-from loraplex_platform.auth.dependencies import principal_with
+from loraplex_platform.auth.dependencies import actor_of, principal_with
 from loraplex_platform.errors import from_body
 from loraplex_platform.files.ranges import ByteRange, RangeNotSatisfiable, parse_range
 from loraplex_platform.files.schemas import DeletedFile, FileObject, FileQuery, UploadForm
@@ -40,7 +40,8 @@ async def create_file(principal: FilesPrincipal, request: Request, files: Files)
                 "'file' is required.", param="file", code="missing_required_parameter"
             )
         fields = _fields(form)
-        return await files.create(principal, fields, upload.filename or "", upload.file)
+        name, by = upload.filename or "", actor_of(request, principal)
+        return await files.create(principal, fields, name, upload.file, by=by)
 
 
 @router.get("")
@@ -56,8 +57,10 @@ async def get_file(file_id: str, principal: FilesPrincipal, files: Files) -> Fil
 
 
 @router.delete("/{file_id}")
-async def delete_file(file_id: str, principal: FilesPrincipal, files: Files) -> DeletedFile:
-    await files.delete(principal, file_id)
+async def delete_file(
+    file_id: str, principal: FilesPrincipal, request: Request, files: Files
+) -> DeletedFile:
+    await files.delete(principal, file_id, by=actor_of(request, principal))
     return DeletedFile(id=file_id)
 
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import BinaryIO, NamedTuple
 
 from loraplex_adapters.blobs import BlobStore
+from loraplex_platform.audit.trail import note
 from loraplex_platform.db.database import Database
 from loraplex_platform.files.models import StoredFile, key_of
 from loraplex_platform.files.repository import FileRepository
@@ -14,7 +15,7 @@ from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest, NotFound, TooLarge
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.pagination import Page, page_of
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.principal import Actor, Principal, key_actor
 
 CHUNK_BYTES = 256 * 1024
 MAX_BYTES = 512 * 1024 * 1024
@@ -38,7 +39,13 @@ class FileService:
         self._clock = clock
 
     async def create(
-        self, principal: Principal, form: UploadForm, filename: str, content: BinaryIO
+        self,
+        principal: Principal,
+        form: UploadForm,
+        filename: str,
+        content: BinaryIO,
+        *,
+        by: Actor | None = None,
     ) -> FileObject:
         """Keep what the client sent; it can be seen once it is whole."""
         limit = MAX_BATCH_BYTES if form.purpose == "batch" else MAX_BYTES
@@ -67,6 +74,8 @@ class FileService:
         async with self._database.unit_of_work() as session:
             file.ready_at = self._clock.now()
             await FileRepository(session).add(file)
+            facts = {"filename": file.filename, "purpose": file.purpose, "bytes": file.num_bytes}
+            note(session, file, "created", by or key_actor(principal), self._clock, facts)
         return FileObject.of(file)
 
     async def list(self, principal: Principal, query: FileQuery) -> Page[FileObject]:
@@ -86,13 +95,14 @@ class FileService:
         file = await self.get(principal, file_id)
         return Content(file, await asyncio.to_thread(self._blobs.open, file.key))
 
-    async def delete(self, principal: Principal, file_id: str) -> None:
+    async def delete(self, principal: Principal, file_id: str, *, by: Actor | None = None) -> None:
         """It cannot be seen any more; its content goes when no job reads it."""
         async with self._database.unit_of_work() as session:
             file = await FileRepository(session).get(principal, file_id)
             if file is None:
                 raise no_such_file(file_id)
             file.deleted_at = self._clock.now()
+            note(session, file, "deleted", by or key_actor(principal), self._clock)
 
     def open_held(self, file_id: str) -> BinaryIO:
         """The content of a file that the caller holds; blocks."""

@@ -20,6 +20,7 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.files.service import FileService
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
+from loraplex_platform.news.opening import open_news
 from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.usage.books import Books
@@ -76,7 +77,8 @@ async def working(settings: Settings) -> AsyncIterator[Dispatcher]:
         raise BadSetting("ENGINE_ADDRESS", "", "that and LORAPLEX_MODEL, the model's folder")
     model = ServedModel.load(Path(settings.model), settings.served_model_name)
     clock, engine = SystemClock(), RemoteEngine(settings.engine_address)
-    database = Database(settings.database, pool_size=settings.database_pool_size)
+    news = open_news(settings.redis_url, settings.redis_timeout_s)
+    database = Database(settings.database, pool_size=settings.database_pool_size, news=news)
     metrics = Metrics(engine)
     limiter_metrics = LimiterMetrics(metrics.registry)
     store = open_store(
@@ -99,13 +101,15 @@ async def working(settings: Settings) -> AsyncIterator[Dispatcher]:
     )
     await engine.start()
     dispatcher.start()
-    writing = asyncio.create_task(rejections.run())
+    running = [asyncio.create_task(run()) for run in (rejections.run, news.run)]
     try:
         yield dispatcher
     finally:
         await dispatcher.stop(GRACE_S)
-        writing.cancel()
+        for task in running:
+            task.cancel()
         await rejections.flush()
         await gate.close()
+        await news.close()
         await engine.close()
         await database.close()

@@ -68,6 +68,11 @@ class Actor:
     address: str | None = None
 
 
+def key_actor(principal: Principal) -> Actor:
+    """The key itself, where no request tells more."""
+    return Actor("key", principal.key_id)
+
+
 @dataclass(frozen=True, slots=True)
 class Administrator:
     """Somebody who administers: the platform's staff, or one tenant's people."""

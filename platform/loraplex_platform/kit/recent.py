@@ -1,6 +1,6 @@
 """What was read a moment ago: bounded in age and in number, absent things are never kept."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from loraplex_platform.kit.clock import Clock
@@ -34,6 +34,11 @@ class Recent(Generic[Key, Value]):
 
     def drop(self, key: Key) -> None:
         self._held.pop(key, None)
+
+    def drop_where(self, is_meant: Callable[[Key, Value], bool]) -> None:
+        for key, (_, value) in list(self._held.items()):
+            if is_meant(key, value):
+                del self._held[key]
 
     def clear(self) -> None:
         self._held.clear()

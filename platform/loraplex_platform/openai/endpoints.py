@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from loraplex_engine.errors import EngineError
-from loraplex_platform.auth.dependencies import InferencePrincipal
-from loraplex_platform.catalogue.endpoints import Desk, Writer, actor
+from loraplex_platform.auth.dependencies import InferencePrincipal, actor_of
+from loraplex_platform.catalogue.endpoints import Desk, Writer
 from loraplex_platform.errors import error_object, from_engine
 from loraplex_platform.kit.errors import PlatformError
 from loraplex_platform.kit.principal import Principal
@@ -63,7 +63,7 @@ async def delete_model(
 ) -> Json:
     """The tenant's own adapter, under OpenAI's name for it."""
     await models.get(principal, model_id)
-    await desk.delete(principal, model_id, by=actor(request, principal))
+    await desk.delete(principal, model_id, by=actor_of(request, principal))
     return {"id": model_id, "object": "model", "deleted": True}
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from contextlib import suppress
 
 import structlog
 
@@ -21,6 +22,8 @@ class LiveRequests:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._of_tenant: defaultdict[str, set[Generation]] = defaultdict(set)
+        self._has_news = asyncio.Event()
+        database.news.subscribe(self._hear)
 
     def add(self, tenant_id: str, generation: Generation) -> None:
         self._of_tenant[tenant_id].add(generation)
@@ -29,7 +32,9 @@ class LiveRequests:
     async def run(self) -> None:
         """Until cancelled; while the database is away nothing ends."""
         while True:
-            await asyncio.sleep(CHECK_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), CHECK_S)
+            self._has_news.clear()
             try:
                 await self.check()
             except UNREACHABLE as error:
@@ -47,6 +52,10 @@ class LiveRequests:
                 generation.dismiss(
                     PermissionDenied("Your account is suspended.", code="account_suspended")
                 )
+
+    def _hear(self, tenants: frozenset[str | None]) -> None:
+        if not tenants.isdisjoint(self._of_tenant):
+            self._has_news.set()
 
     def _remove(self, tenant_id: str, generation: Generation) -> None:
         self._of_tenant[tenant_id].discard(generation)

@@ -48,6 +48,7 @@ class Resolver:
         self._routes = routes or Routes(database, clock)
         self._base_id = base_id
         self._known: Remembered[str, Known] = Remembered(clock, KNOWN_S)
+        database.news.subscribe(self._forget)
 
     async def resolve(self, principal: Principal, request: Parameters) -> Target:
         """The adapter version behind a name; other tenants' names do not exist."""
@@ -66,6 +67,10 @@ class Resolver:
         route = await self._routes.find(principal, request.model)
         caller = f"key {principal.key_id}" if request.user is None else f"user {request.user}"
         return Target(route.version_for(caller), tier, known.share, route.defaults)
+
+    def _forget(self, tenants: frozenset[str | None]) -> None:
+        """A plan's change may be anybody's."""
+        self._known.forget(lambda tenant_id: tenant_id in tenants or None in tenants)
 
     async def _look_up(self, principal: Principal) -> Known:
         async with self._database.reading() as session:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from loraplex_platform.auth.dependencies import InferencePrincipal
+from loraplex_platform.auth.dependencies import InferencePrincipal, actor_of
 from loraplex_platform.prefixes.schemas import (
     DeletedPrefix,
     PrefixList,
@@ -26,9 +26,9 @@ Prefixes = Annotated[PrefixService, Depends(prefixes_of)]
 
 @router.post("")
 async def create_prefix(
-    body: PrefixRequest, principal: InferencePrincipal, prefixes: Prefixes
+    body: PrefixRequest, principal: InferencePrincipal, request: Request, prefixes: Prefixes
 ) -> PrefixObject:
-    return await prefixes.create(principal, body)
+    return await prefixes.create(principal, body, by=actor_of(request, principal))
 
 
 @router.get("")
@@ -38,6 +38,7 @@ async def list_prefixes(principal: InferencePrincipal, prefixes: Prefixes) -> Pr
 
 @router.delete("/{prefix_id}")
 async def delete_prefix(
-    prefix_id: str, principal: InferencePrincipal, prefixes: Prefixes
+    prefix_id: str, principal: InferencePrincipal, request: Request, prefixes: Prefixes
 ) -> DeletedPrefix:
-    return DeletedPrefix(id=await prefixes.delete(principal, prefix_id))
+    by = actor_of(request, principal)
+    return DeletedPrefix(id=await prefixes.delete(principal, prefix_id, by=by))

@@ -5,10 +5,10 @@ from datetime import datetime
 from sqlalchemy import JSON, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import Base, TenantOwned
+from loraplex_platform.db.base import SECRET, Audited, Base, TenantOwned
 
 
-class Prefix(TenantOwned, Base):
+class Prefix(TenantOwned, Audited, Base):
     """The beginning of prompts, as tokens of the base model."""
 
     __tablename__ = "prefix"
@@ -18,5 +18,5 @@ class Prefix(TenantOwned, Base):
     name: Mapped[str]
     model: Mapped[str]  # the base model's id or an adapter's name; a name may come to mean another
     num_tokens: Mapped[int]
-    token_ids: Mapped[list[int]] = mapped_column(JSON, deferred=True)
+    token_ids: Mapped[list[int]] = mapped_column(JSON, deferred=True, info=SECRET)  # a prompt's
     created_at: Mapped[datetime]

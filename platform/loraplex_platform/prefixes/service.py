@@ -9,6 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from loraplex_engine.client import EngineClient
 from loraplex_engine.messages import Hello
 from loraplex_platform.admission.stock import prefix_tokens_of
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
@@ -21,7 +22,7 @@ from loraplex_platform.kit.errors import (
     QuotaExceeded,
 )
 from loraplex_platform.kit.ids import new_id
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.principal import Actor, Principal
 from loraplex_platform.openai.generation import hello_of
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.prefixes.models import Prefix
@@ -52,7 +53,9 @@ class PrefixService:
         self._clock = clock
         self._wait_s = wait_s
 
-    async def create(self, principal: Principal, request: PrefixRequest) -> PrefixObject:
+    async def create(
+        self, principal: Principal, request: PrefixRequest, *, by: Actor
+    ) -> PrefixObject:
         if not principal.may_use(request.model):
             raise PermissionDenied(f"This key may not use '{request.model}'.", param="model")
         hello = await hello_of(self._engine, self._wait_s)
@@ -67,7 +70,7 @@ class PrefixService:
             created_at=self._clock.now(),
         )
         try:
-            async with self._database.unit_of_work() as session:
+            async with changing(self._database, by, self._clock) as session:
                 prefixes = PrefixRepository(session)
                 await self._check_model(AdapterRepository(session), principal, request.model)
                 quota = await prefix_tokens_of(session, principal.tenant_id)
@@ -90,9 +93,9 @@ class PrefixService:
             own = await PrefixRepository(session).all_of(principal)
         return PrefixList(data=[PrefixObject.of(prefix, seen.get(prefix.id)) for prefix in own])
 
-    async def delete(self, principal: Principal, id_or_name: str) -> str:
+    async def delete(self, principal: Principal, id_or_name: str, *, by: Actor) -> str:
         """Its blocks become like any others; returns its id."""
-        async with self._database.unit_of_work() as session:
+        async with changing(self._database, by, self._clock) as session:
             prefixes = PrefixRepository(session)
             prefix = await prefixes.find(principal, id_or_name)
             if prefix is None:

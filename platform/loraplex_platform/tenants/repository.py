@@ -128,6 +128,11 @@ class TenantRepository:
         statement = page_after(for_platform(Plan), Plan.id, after, limit)
         return (await self._session.scalars(statement)).all()
 
+    async def on_plan(self, plan_id: str) -> Sequence[str]:
+        """The ids of the tenants on a plan."""
+        statement = across_tenants(Tenant).where(Tenant.plan_id == plan_id)
+        return (await self._session.scalars(statement.with_only_columns(Tenant.id))).all()
+
     async def project_names(self, tenant_id: str) -> dict[str, str]:
         """By id."""
         statement = across_tenants(Project).where(Project.tenant_id == tenant_id)

@@ -7,6 +7,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import EventType, LimitsEvent, TenantEvent
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
@@ -23,6 +25,12 @@ from loraplex_platform.tenants.schemas import (
     check_networks,
     check_standing,
 )
+
+EVENTS: dict[TenantState, EventType] = {
+    "active": "tenant.resumed",
+    "suspended": "tenant.suspended",
+    "closing": "tenant.closed",  # the last that it is told
+}
 
 
 class TenantService:
@@ -100,7 +108,11 @@ class TenantService:
             async with changing(self._database, by.actor, self._clock) as session:
                 tenant = await found(session, by, tenant_id)
                 check_revision(tenant, revision)
+                plan_id = tenant.plan_id
                 await _apply(session, tenant, values)
+                if tenant.plan_id != plan_id:
+                    payload = LimitsEvent("tenant", tenant.id, None)
+                    await emit(session, tenant.id, "limits.changed", payload, self._clock.now())
         except IntegrityError as error:
             raise Conflict("there is a tenant of this name already", param="name") from error
         return tenant
@@ -113,6 +125,8 @@ class TenantService:
                 if state not in NEXT_STATES[tenant.state]:
                     raise Conflict(f"a tenant that is {tenant.state} cannot become {state}")
                 tenant.state = state
+                payload = TenantEvent(tenant.id, tenant.name)
+                await emit(session, tenant.id, EVENTS[state], payload, self._clock.now())
         return tenant
 
     async def standing(self, tenant: Tenant) -> Standing:

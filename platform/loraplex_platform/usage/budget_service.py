@@ -9,12 +9,15 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import BudgetEvent
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.usage.billing_models import BudgetAlert, BudgetRow
 from loraplex_platform.usage.books import prune_minutes
 from loraplex_platform.usage.budgets import Budget, BudgetRepository
+from loraplex_platform.usage.money import text_of
 from loraplex_platform.usage.periods import Period, Span
 from loraplex_platform.usage.repository import Level
 from loraplex_platform.usage.spending import Spending
@@ -132,7 +135,22 @@ class BudgetService:
                         subject=budget.subject,
                         percent=percent,
                     )
+                    event = _event(state, percent)
+                    await emit(session, tenant_id, "budget.threshold_reached", event, now)
         return count
+
+
+def _event(state: BudgetState, percent: int) -> BudgetEvent:
+    budget = state.budget
+    return BudgetEvent(
+        id=budget.id,
+        level=budget.level,
+        subject=budget.subject,
+        span=budget.span,
+        percent=percent,
+        spent=text_of(state.spent_pico),
+        amount=text_of(budget.pico),
+    )
 
 
 def projected(spent_pico: int, window: Period, now: datetime) -> int:

@@ -10,6 +10,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import InvoiceEvent
+from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
@@ -167,6 +169,8 @@ class InvoiceService:
         pico = {grant: cents * PICO_PER_CENT for grant, cents in draft.burned.items()}
         await billing.add_uses(row, pico)
         await LedgerRepository(session).post(final_postings(row, draft), now)
+        event = InvoiceEvent(row.id, document["number"], document["total"])
+        await emit(session, tenant.id, "invoice.finalized", event, now)
         return row
 
     async def _credit_note(

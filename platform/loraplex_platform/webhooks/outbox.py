@@ -1,19 +1,17 @@
-"""Events: written with the fact that they tell of, posted afterwards until they arrive."""
+"""Events are posted until they arrive."""
 
 import asyncio
 import json
-from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from datetime import timedelta
+from typing import NamedTuple
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.database import UNREACHABLE, Database
+from loraplex_platform.events.models import Delivery
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.sealing import Sealer
 from loraplex_platform.kit.secrets import Secrets
-from loraplex_platform.webhooks.models import Delivery, Webhook
 from loraplex_platform.webhooks.repository import WebhookRepository
 from loraplex_platform.webhooks.sender import Refused, Sender
 from loraplex_platform.webhooks.signing import headers_of
@@ -36,29 +34,6 @@ class Message(NamedTuple):
     url: str
     sealed_secret: bytes
     body: bytes
-
-
-async def emit(
-    session: AsyncSession, tenant_id: str, type: str, data: dict[str, Any], now: datetime
-) -> None:
-    """Tell the tenant's webhooks, if this unit of work is committed."""
-    webhooks = WebhookRepository(session)
-    for webhook in await webhooks.active(tenant_id):
-        if type in webhook.events or "*" in webhook.events:
-            await webhooks.add(delivery_to(webhook, type, data, now))
-
-
-def delivery_to(webhook: Webhook, type: str, data: dict[str, Any], now: datetime) -> Delivery:
-    return Delivery(
-        id=new_id("msg"),
-        tenant_id=webhook.tenant_id,
-        webhook_id=webhook.id,
-        type=type,
-        data=data,
-        created_at=now,
-        attempts=0,
-        next_attempt_at=now,
-    )
 
 
 class Outbox:

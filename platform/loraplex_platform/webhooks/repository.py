@@ -7,8 +7,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.paging import page_after
 from loraplex_platform.db.scope import across_tenants, visible_to
+from loraplex_platform.events.models import Delivery, Webhook
 from loraplex_platform.kit.principal import Administrator
-from loraplex_platform.webhooks.models import Delivery, Webhook
 
 
 class WebhookRepository:
@@ -37,12 +37,6 @@ class WebhookRepository:
 
     async def of_tenant(self, tenant_id: str) -> Sequence[Webhook]:
         statement = across_tenants(Webhook).where(Webhook.tenant_id == tenant_id)
-        return (await self._session.scalars(statement)).all()
-
-    async def active(self, tenant_id: str) -> Sequence[Webhook]:
-        statement = across_tenants(Webhook).where(
-            Webhook.tenant_id == tenant_id, Webhook.is_active.is_(True)
-        )
         return (await self._session.scalars(statement)).all()
 
     async def webhook(self, webhook_id: str) -> Webhook | None:

@@ -7,6 +7,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
+from loraplex_platform.events.catalogue import WebhookTest
+from loraplex_platform.events.models import Delivery, Webhook
+from loraplex_platform.events.outbox import delivery_to
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
@@ -15,8 +18,7 @@ from loraplex_platform.kit.revisions import check_revision
 from loraplex_platform.kit.sealing import Sealer
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.tenants.service import found
-from loraplex_platform.webhooks.models import Delivery, Webhook
-from loraplex_platform.webhooks.outbox import SECRET_LABEL, delivery_to
+from loraplex_platform.webhooks.outbox import SECRET_LABEL
 from loraplex_platform.webhooks.repository import WebhookRepository
 from loraplex_platform.webhooks.sender import Refused, Sender
 from loraplex_platform.webhooks.signing import new_secret
@@ -37,7 +39,7 @@ class WebhookService:
         self._clock = clock
 
     async def create(
-        self, by: Administrator, tenant_id: str, url: str, events: list[str]
+        self, by: Administrator, tenant_id: str, url: str, events: Sequence[str]
     ) -> NewWebhook:
         self._check(url)
         secret = new_secret()
@@ -45,7 +47,7 @@ class WebhookService:
             id=new_id("wh"),
             tenant_id=tenant_id,
             url=url,
-            events=events,
+            events=list(events),
             sealed_secret=self._sealer.seal(secret.encode()),
             is_active=True,
             created_at=self._clock.now(),
@@ -94,7 +96,9 @@ class WebhookService:
         """Post `webhook.test` to it, like any other event."""
         async with self._database.unit_of_work() as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
-            delivery = delivery_to(webhook, "webhook.test", {}, self._clock.now())
+            delivery = delivery_to(
+                webhook, "webhook.test", WebhookTest(webhook.id), self._clock.now()
+            )
             await WebhookRepository(session).add(delivery)
         return delivery
 

@@ -74,6 +74,8 @@ class Admission:
         for is_absent, _, counter, number, request in ranked:
             if is_absent and (counter, number) < place:
                 reason = self.residency.why_not(request, plan)
+                if reason == "slot" and request.is_live:
+                    self.residency.lend_to(request, now)
                 request.flow.lane.deny(request, reason or "slot", now)
 
     def start_computing(self, request: Request) -> None:
@@ -182,6 +184,8 @@ class Admission:
         reason = self.residency.why_not(request, plan)
         if reason == "slot" and request.is_live and self.preemptor.free_slot(plan):
             reason = self.residency.why_not(request, plan)
+        if reason == "slot" and request.is_live:
+            self.residency.lend_to(request, now)
         return reason
 
     def _waits_for_prefix(self, request: Request, now: float) -> bool:

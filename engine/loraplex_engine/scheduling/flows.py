@@ -53,6 +53,11 @@ class Request:
         return len(self.seq.prompt_ids) + self.estimate
 
 
+def is_busy(request: Request) -> bool:
+    """Whether a step in flight, or the one being planned, computes it."""
+    return request.seq.num_scheduled > request.seq.num_computed
+
+
 @dataclass(slots=True, eq=False)
 class Tenant:
     """A tenant's standing and what it holds, over all tiers."""

@@ -211,7 +211,7 @@ class Filler:
         if seq.admitted_s is None:
             seq.admitted_s = draft.now
         lane.admit(request)
-        self.admission.residency.acquire(request)
+        self.admission.residency.acquire(request, draft.now)
         if request in lane.prefills:
             self.admission.start_computing(request)
         self.chunk(request, draft)

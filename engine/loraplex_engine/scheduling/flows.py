@@ -31,6 +31,7 @@ class Request:
     is_admitted: bool = False
     is_late: bool = False  # missed its first token's deadline and made way once
     has_slot: bool = False  # counts among the users of its adapter
+    slot_since_s: float = 0.0
     admitted_step: int = 0
     reason: WaitReason | None = None
     denied_s: float | None = None  # since when others may have passed it

@@ -32,7 +32,7 @@ class Residency:
             if state != "loading":
                 del self._loading[adapter]
                 if state == "resident" and not request.seq.is_finished:
-                    self.acquire(request)
+                    self.acquire(request, now)
         for victim, request in list(self._drained_for.items()):
             is_there = self._slots.state(adapter_of(request)) == "resident"
             if request.seq.is_finished or request.has_slot or is_there:
@@ -69,13 +69,13 @@ class Residency:
         adapter = request.seq.adapter
         return adapter is None or request.has_slot or self._slots.state(adapter) == "resident"
 
-    def acquire(self, request: Request) -> None:
+    def acquire(self, request: Request, now: float) -> None:
         """Count among the users of a resident adapter. Idempotent."""
         adapter = request.seq.adapter
         self.paused.pop(request, None)
         if adapter is not None and not request.has_slot:
             self._slots.acquire(adapter)
-            request.has_slot = True
+            request.has_slot, request.slot_since_s = True, now
             self._users.setdefault(adapter, {})[request] = None
 
     def release(self, request: Request) -> None:
@@ -121,7 +121,7 @@ class Residency:
         """Streams of a drained adapter let go of it, once no step in flight computes them."""
         for victim in self._drained_for:
             for user in list(self._users.get(victim, ())):
-                if slack_s(user, now) >= self._config.lend_slack_s:
+                if self._user_slack_s(user, now) >= self._config.lend_slack_s:
                     self.paused.setdefault(user, now)
                 if user in self.paused and not is_busy(user):
                     self._let_go(user)
@@ -130,7 +130,7 @@ class Residency:
         for request, since_s in sorted(self.paused.items(), key=lambda item: _due(item[0])):
             if self._slots.state(adapter_of(request)) == "resident":
                 if adapter_of(request) not in self._drained_for:
-                    self.acquire(request)
+                    self.acquire(request, now)
                 continue
             is_due = request.due_s - now < self._config.lend_slack_s / 2
             if is_due or now - since_s > self._config.max_pause_s:
@@ -143,7 +143,13 @@ class Residency:
         """How long all users of an adapter could pause; one drained already is not asked twice."""
         if adapter in self._drained_for:
             return -math.inf
-        return min((slack_s(user, now) for user in self._users.get(adapter, ())), default=0.0)
+        users = self._users.get(adapter, ())
+        return min((self._user_slack_s(user, now) for user in users), default=0.0)
+
+    def _user_slack_s(self, request: Request, now: float) -> float:
+        """How long one could pause; a prompt, or who has only just got its slot, not at all."""
+        is_settled = now - request.slot_since_s >= self._config.lend_slack_s
+        return request.due_s - now if is_settled and request.seq.phase == "decode" else -math.inf
 
     def held_by_batch(self) -> list[Request]:
         """The users of a slot that only batch work holds: live work may take it at once."""
@@ -177,14 +183,8 @@ class Residency:
         adapter = adapter_of(request)
         plan.loads.append(adapter)
         self._loading[adapter] = request
-        request.seq.phase = "loading"
-
-
-def slack_s(request: Request, now: float) -> float:
-    """How long a running request could pause; a prompt, or a stream that just began, not at all."""
-    if request.seq.phase != "decode":
-        return -math.inf
-    return request.due_s - now
+        if not request.is_admitted:
+            request.seq.phase = "loading"
 
 
 def _due(request: Request) -> tuple[float, int]:

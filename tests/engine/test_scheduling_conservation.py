@@ -41,13 +41,6 @@ def test_blocks_slots_and_contents_are_conserved(seed: int) -> None:
     survives(seed)
 
 
-@pytest.mark.slow
-@settings(max_examples=10_000, deadline=None, suppress_health_check=quiet, phases=phases)
-@given(seeds)
-def test_blocks_slots_and_contents_are_conserved_at_length(seed: int) -> None:
-    survives(seed)
-
-
 def test_a_prefill_preempted_within_a_step_gets_no_tokens_of_it() -> None:
     for seed in range(300):
         fuzz = Fuzz(seed)

@@ -224,4 +224,3 @@ class Preemptor:
         return self.config.copy_s_per_block * (
             missing + num_blocks * (1 - self.config.copy_overlap)
         )
-

@@ -127,17 +127,20 @@ class Residency:
                     self._let_go(user)
 
     def _resume(self, plan: StepPlan, now: float) -> None:
-        for request, since_s in sorted(self.paused.items(), key=lambda item: _due(item[0])):
-            if self._slots.state(adapter_of(request)) == "resident":
-                if adapter_of(request) not in self._drained_for:
+        """Give paused streams a slot again: if theirs is there, or when their time comes."""
+        config = self._config
+        for request in sorted(self.paused, key=_due):
+            adapter = adapter_of(request)
+            if self._slots.state(adapter) == "resident":
+                if adapter not in self._drained_for:
                     self.acquire(request, now)
                 continue
-            is_due = request.due_s - now < self._config.lend_slack_s / 2
-            if is_due or now - since_s > self._config.max_pause_s:
-                if self.why_not(request, plan) == "slot":
-                    self.lend_to(request, now)
-                    if is_due:
-                        self.drain_for(request)
+            is_due = request.due_s - now < config.lend_slack_s / 2
+            has_waited = now - self.paused[request] > config.max_pause_s
+            if (is_due or has_waited) and self.why_not(request, plan) == "slot":
+                self.lend_to(request, now)
+                if is_due:
+                    self.drain_for(request)
 
     def _slack_s(self, adapter: str, now: float) -> float:
         """How long all users of an adapter could pause; one drained already is not asked twice."""

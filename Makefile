@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow test-servers bench bench-live bench-neighbour sim check format
+.PHONY: serve test test-slow test-servers bench bench-live bench-neighbour theorems sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -26,6 +26,9 @@ bench-live: .venv/.installed
 
 bench-neighbour: .venv/.installed
 	$(BIN)/python tests/bench/bench_neighbour.py
+
+theorems: .venv/.installed   # 10,000 examples of each: about 90 minutes of one core
+	LORAPLEX_TEST_EXAMPLES=10000 $(BIN)/python -m pytest -m slow tests/engine/test_scheduling_theorems.py -v
 
 sim: .venv/.installed
 	PYTHONPATH=. $(BIN)/python -m tests.sim.run $(SIM)

@@ -290,9 +290,10 @@ class Engine:
                 continue
             self._events.append(AdapterFailed(outcome.version, outcome.error))
             ending = Ending("error", error="unknown_adapter", message=outcome.error)
-            for seq in self.policy.waiting:
-                if seq.adapter == outcome.version:
-                    self._end(seq.request_id, ending)
+            # Nobody can be computing with it: who runs has lent its slot.
+            for live in list(self._live.values()):
+                if live.seq.adapter == outcome.version:
+                    self._end(live.seq.request_id, ending)
 
     def _explain(self, request_id: str) -> Explanation:
         live = self._live.get(request_id)

@@ -9,7 +9,7 @@ from tests.sim.fuzz import Fuzz
 
 from loraplex_engine.scheduling.filling import Draft
 from loraplex_engine.scheduling.flows import Request
-from loraplex_engine.scheduling.policy import BlockCopy
+from loraplex_engine.scheduling.policy import BlockCopy, StepPlan
 from loraplex_engine.scheduling.preemption import HostTier, Preemptor, is_busy
 from loraplex_engine.scheduling.residency import Residency
 
@@ -38,13 +38,6 @@ def is_caught(check: Callable[[int], None], tries: int) -> bool:
 @settings(max_examples=100, deadline=None, suppress_health_check=quiet, phases=phases)
 @given(seeds)
 def test_blocks_slots_and_contents_are_conserved(seed: int) -> None:
-    survives(seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=10_000, deadline=None, suppress_health_check=quiet, phases=phases)
-@given(seeds)
-def test_blocks_slots_and_contents_are_conserved_at_length(seed: int) -> None:
     survives(seed)
 
 
@@ -93,7 +86,8 @@ def everyone_gets_on(seed: int) -> None:
     fuzz.drain()
     assert sent[0].num_preemptions == 0, "the oldest has to yield to nobody"
     assert max(seq.num_preemptions for seq in sent) > 1, "the test does not test"
-    assert max(seq.num_preemptions for seq in sent) <= 2 * fuzz.config.max_preemptions
+    # One more than the bound within a tier: the oldest may always take from the worn.
+    assert max(seq.num_preemptions for seq in sent) <= fuzz.config.max_preemptions + 1
 
 
 def test_equals_short_of_blocks_all_get_on() -> None:
@@ -104,3 +98,20 @@ def test_equals_short_of_blocks_all_get_on() -> None:
 def test_equals_that_never_yield_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preemptor, "_candidates", lambda self, request, step: [])
     assert is_caught(everyone_gets_on, 1)
+
+
+def test_equals_that_take_from_their_elders_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Request] = []  # over all tries
+    preempt = Preemptor.preempt
+
+    def count(self: Preemptor, request: Request, plan: StepPlan) -> None:
+        taken.append(request)
+        assert len(taken) < 2000, "livelock: equals preempt each other without end"
+        preempt(self, request, plan)
+
+    def anybody(self: Preemptor, request: Request, step: int) -> list[Request]:
+        return [other for other in self._idle(request.flow.lane) if other is not request]
+
+    monkeypatch.setattr(Preemptor, "preempt", count)
+    monkeypatch.setattr(Preemptor, "_candidates", anybody)
+    assert is_caught(everyone_gets_on, 20)

@@ -108,13 +108,6 @@ def test_service_gap_stays_within_its_bound(seed: int) -> None:
     gap_is_bounded(seed)
 
 
-@pytest.mark.slow
-@settings(max_examples=1_000, deadline=None, suppress_health_check=quiet, phases=phases)
-@given(seeds)
-def test_service_gap_stays_within_its_bound_at_length(seed: int) -> None:
-    gap_is_bounded(seed)
-
-
 def test_without_charges_the_gap_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flow, "charge", lambda self, cost: None)
     assert is_caught(gap_is_bounded, 30)

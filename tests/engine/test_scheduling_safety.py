@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.sim.fuzz import Fuzz
-from tests.sim.simulator import LinearSteps, Simulation
-from tests.sim.workloads import Backlog, Tenant, Workload
+from tests.sim.simulator import LinearSteps, SimulatedSlots, Simulation
+from tests.sim.workloads import Arrival, Backlog, Script, Tenant, Workload
 
 from loraplex_engine.scheduling.admission import Admission
 from loraplex_engine.scheduling.config import SchedulerConfig, default_targets
@@ -66,13 +66,6 @@ def no_time_is_wasted(seed: int) -> None:
 @settings(max_examples=50, deadline=None, suppress_health_check=quiet, phases=phases)
 @given(seeds)
 def test_nothing_startable_is_left_out(seed: int) -> None:
-    no_time_is_wasted(seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=3_000, deadline=None, suppress_health_check=quiet, phases=phases)
-@given(seeds)
-def test_nothing_startable_is_left_out_at_length(seed: int) -> None:
     no_time_is_wasted(seed)
 
 
@@ -197,8 +190,44 @@ def plan_hash(seed: int) -> str:
     return digest.hexdigest()
 
 
+def is_repeatable(seed: int) -> None:
+    """T12: the same trace and seed give the same plans."""
+    assert plan_hash(seed) == plan_hash(seed) != plan_hash(seed + 1)
+
+
 def test_same_trace_and_seed_give_the_same_plans() -> None:
-    assert plan_hash(1) == plan_hash(1) != plan_hash(2)
+    is_repeatable(1)
+
+
+def test_plans_are_those_of_the_record() -> None:
+    """Only + - * / and integers lead to these plans, so every machine makes them. Change them knowingly."""
+    digest = hashlib.sha256()
+
+    def note(run: Simulation, plan: StepPlan, seconds: float) -> None:
+        items = [(i.seq.request_id, i.start, i.num_tokens) for i in plan.items]
+        digest.update(repr((items, plan.loads)).encode())
+
+    sizes = random.Random(0)
+    tenants = tuple(
+        Script(
+            name,
+            tuple(
+                Arrival(0.25 * i, name, tier, sizes.randint(1, 400), sizes.randint(1, 60), adapter)
+                for i in range(12)
+            ),
+            weight,
+        )
+        for name, tier, adapter, weight in (
+            ("ada", "interactive", "a", 1.0),
+            ("bob", "standard", "b", 2.0),
+            ("cyd", "batch", "c", 1.0),
+        )
+    )
+    slots = SimulatedSlots(2, lambda adapter: 0.03125)
+    Simulation("hfs", Workload(tenants), slots=slots, steps=LinearSteps(), on_step=note).run(
+        until_s=8.0
+    )
+    assert digest.hexdigest()[:16] == "3c6bf1851c9a865c"
 
 
 def test_a_rank_by_chance_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

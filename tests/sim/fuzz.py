@@ -34,6 +34,8 @@ class Fuzz:
             watermark=self.rng.choice((0.0, 0.1)),
             output_quantile=self.rng.choice((0.1, 0.7)),
             min_run_steps=4,
+            lend_slack_s=self.rng.choice((0.02, 0.25)),
+            max_pause_s=self.rng.choice((0.03, 1.0)),
         )
         self.policy = Hfs(self.kv, self.slots, self.config)
         self.depth = self.rng.randint(0, 1)  # steps in flight when the next one is planned
@@ -101,7 +103,7 @@ class Fuzz:
             self._end(self.rng.choice(self.alive), "abort")
 
     def fail_load(self) -> None:
-        """A load fails: the slot stays empty and those who need the adapter end."""
+        """A load fails: the slot stays empty and those who need the adapter end, paused ones too."""
         if self.slots.loading:
             adapter = self.rng.choice(sorted(self.slots.loading))
             del self.slots.loading[adapter]

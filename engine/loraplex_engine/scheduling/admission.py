@@ -32,6 +32,7 @@ class Admission:
         self.config = config
         self.lengths = LengthModel()
         self.has_caps = False
+        self._ranks: dict[Flow, tuple[int, Request, Rank]] = {}  # step, head of the flow, its rank
         self._producers: dict[bytes, Request] = {}  # who is computing a block that others may want
 
     def pick(self, lane: Lane, plan: StepPlan, now: float, step: int) -> Request | None:
@@ -55,7 +56,7 @@ class Admission:
             elif reason == "kv":
                 return None  # what becomes free is kept for it
         window = [f for f in flows if f.counter <= edge and f.blocked_step != step]
-        ranked = [self._rank(self._candidate(flow, now), step) for flow in window]
+        ranked = [self._rank_of(flow, now, step) for flow in window]
         while ranked:
             best = min(ranked)
             request = best[-1]
@@ -74,6 +75,8 @@ class Admission:
         for is_absent, _, counter, number, request in ranked:
             if is_absent and (counter, number) < place:
                 reason = self.residency.why_not(request, plan)
+                if reason == "slot" and request.is_live:
+                    self.residency.lend_to(request, now)
                 request.flow.lane.deny(request, reason or "slot", now)
 
     def start_computing(self, request: Request) -> None:
@@ -161,6 +164,18 @@ class Admission:
                 return request
         return head
 
+    def _rank_of(self, flow: Flow, now: float, step: int) -> Rank:
+        """The rank of a flow's candidate; looked up once a step unless the flow has changed."""
+        known = self._ranks.get(flow)
+        if known is not None:
+            at, head, rank = known
+            is_same = at == step and flow.waiting[0] is head and not rank[-1].is_admitted
+            if is_same and rank[2] == flow.counter:
+                return rank
+        rank = self._rank(self._candidate(flow, now), step)
+        self._ranks[flow] = (step, flow.waiting[0], rank)
+        return rank
+
     def _rank(self, request: Request, step: int) -> Rank:
         is_absent = not self.residency.is_resident(request)
         hint = self._cached_bucket(request, step)
@@ -182,6 +197,8 @@ class Admission:
         reason = self.residency.why_not(request, plan)
         if reason == "slot" and request.is_live and self.preemptor.free_slot(plan):
             reason = self.residency.why_not(request, plan)
+        if reason == "slot" and request.is_live:
+            self.residency.lend_to(request, now)
         return reason
 
     def _waits_for_prefix(self, request: Request, now: float) -> bool:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from loraplex_engine.scheduling.admission import Admission
 from loraplex_engine.scheduling.config import SchedulerConfig
-from loraplex_engine.scheduling.flows import Lane, Request
+from loraplex_engine.scheduling.flows import Lane, Request, is_busy
 from loraplex_engine.scheduling.policy import KvCache, ScheduledTokens, StepPlan, take
-from loraplex_engine.scheduling.preemption import Preemptor, is_busy
+from loraplex_engine.scheduling.preemption import Preemptor
 from loraplex_engine.scheduling.step_model import StepLoad, StepModel
 
 MIN_CHUNK = 16  # tokens: a shorter piece of a prompt is not worth its place in a step
@@ -53,8 +53,9 @@ class Filler:
         config, target = self.config, math.inf
         soonest = math.inf
         for lane in self.live:
-            if lane.decodes:
-                soonest = min(soonest, min([request.due_s for request in lane.decodes]))
+            streams = self._streams([lane])
+            if streams:
+                soonest = min(soonest, min([request.due_s for request in streams]))
                 target = min(target, lane.target.tpot_s)
         if target < math.inf:
             longest = min(soonest - now, config.step_cap_s)
@@ -88,9 +89,15 @@ class Filler:
         room = self.model.room(draft.load, draft.budget_s, start)
         return min(room, self.config.max_num_batched_tokens - draft.load.num_tokens)
 
+    def _streams(self, lanes: list[Lane]) -> list[Request]:
+        """Those that decode and have not lent their slot."""
+        paused = self.admission.residency.paused
+        streams = [request for lane in lanes for request in lane.decodes]
+        return [r for r in streams if r not in paused] if paused else streams
+
     def decode(self, lanes: list[Lane], draft: Draft) -> None:
         """One token for every stream; for the most urgent only, if the step is too short for all."""
-        decodes = [request for lane in lanes for request in lane.decodes]
+        decodes = self._streams(lanes)
         if not decodes:
             return
         context = sum([request.seq.num_scheduled for request in decodes]) + len(decodes)
@@ -113,7 +120,7 @@ class Filler:
             request.due_s += request.tpot_s
             request.flow.counter += request.decode_price
         planned = len(items) - first
-        if planned == whole.num_seqs - draft.load.num_seqs:
+        if planned == sum([len(lane.decodes) for lane in lanes]):
             for lane in lanes:
                 lane.served += self.config.decode_cost * len(lane.decodes)
         else:
@@ -204,7 +211,7 @@ class Filler:
         if seq.admitted_s is None:
             seq.admitted_s = draft.now
         lane.admit(request)
-        self.admission.residency.acquire(request)
+        self.admission.residency.acquire(request, draft.now)
         if request in lane.prefills:
             self.admission.start_computing(request)
         self.chunk(request, draft)
@@ -260,7 +267,7 @@ class Filler:
 
     def force_progress(self, draft: Draft) -> None:
         """When nothing fits, the most urgent request goes on, at the expense of younger ones."""
-        running = [r for lane in self.lanes for r in (*lane.decodes, *lane.prefills)]
+        running = [*self._streams(self.lanes), *(r for lane in self.lanes for r in lane.prefills)]
         running.sort(key=lambda request: (request.flow.lane.index, request.due_s, request.number))
         for request in running:
             if request.is_admitted and not is_busy(request):

@@ -31,6 +31,7 @@ class Request:
     is_admitted: bool = False
     is_late: bool = False  # missed its first token's deadline and made way once
     has_slot: bool = False  # counts among the users of its adapter
+    slot_since_s: float = 0.0
     admitted_step: int = 0
     reason: WaitReason | None = None
     denied_s: float | None = None  # since when others may have passed it
@@ -51,6 +52,11 @@ class Request:
     def footprint(self) -> int:
         """Tokens it is expected to hold when it ends."""
         return len(self.seq.prompt_ids) + self.estimate
+
+
+def is_busy(request: Request) -> bool:
+    """Whether a step in flight, or the one being planned, computes it."""
+    return request.seq.num_scheduled > request.seq.num_computed
 
 
 @dataclass(slots=True, eq=False)

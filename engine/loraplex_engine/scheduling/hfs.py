@@ -34,7 +34,7 @@ class Hfs:
             above = self.lanes[-1] if self.lanes else None
             self.lanes.append(Lane(tier, index, config.targets[tier], above))
         self.live, self.batch = self.lanes[:-1], self.lanes[-1]
-        self.residency = Residency(slots)
+        self.residency = Residency(slots, config)
         self.preemptor = Preemptor(kv, self.residency, self.model, self.lanes, config)
         self.admission = Admission(kv, self.residency, self.preemptor, self.lanes, config)
         self.filler = Filler(kv, self.lanes, self.model, self.preemptor, self.admission, config)
@@ -110,7 +110,7 @@ class Hfs:
         self._promote(now)
         filler, quantum = self.filler, self.config.floor_quantum
         draft = Draft(now, filler.budget(now), step=self._step)
-        self.residency.begin_step(draft.plan)
+        self.residency.begin_step(draft.plan, now)
         filler.decode(self.live, draft)
         # Tiers in order; but one that fell a quantum behind its floor comes first.
         owed = {lane for lane in self.lanes if lane.lag >= quantum}
@@ -123,6 +123,7 @@ class Hfs:
         if self.batch not in owed:
             draft.budget_s = min(draft.budget_s, filler.fill_budget())
             self._fill_batch(draft)
+        self.residency.fill_idle_slots(draft.plan)
         if not draft.plan.items:
             filler.force_progress(draft)
         self._checkpoint(draft)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from loraplex_engine.blocks import BlockPool
 from loraplex_engine.scheduling.config import SchedulerConfig
-from loraplex_engine.scheduling.flows import Lane, Request
+from loraplex_engine.scheduling.flows import Lane, Request, is_busy
 from loraplex_engine.scheduling.policy import (
     BlockCopy,
     KvCache,
@@ -224,8 +224,3 @@ class Preemptor:
         return self.config.copy_s_per_block * (
             missing + num_blocks * (1 - self.config.copy_overlap)
         )
-
-
-def is_busy(request: Request) -> bool:
-    """Whether a step in flight, or the one being planned, computes it."""
-    return request.seq.num_scheduled > request.seq.num_computed

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from loraplex_engine.detokenizer import TokenDecoder
 from loraplex_engine.live_request import Ending, LiveRequest
-from loraplex_engine.messages import ErrorCode, Generate, Hello
+from loraplex_engine.messages import ErrorCode, Generate, Hello, SamplingParams
 from loraplex_engine.prefix_cache import root_key
 from loraplex_engine.sequence import Sequence
 
@@ -48,8 +48,11 @@ def live_request(request: Generate, served: Served, now: float) -> LiveRequest:
 def refusal(request: Generate, served: Served) -> Ending | None:
     """Why this engine can never serve a request, or None."""
     limit, sampling = served.hello.max_model_len, request.sampling
-    tokens = [*request.prompt_ids, *(token for token, _ in sampling.logit_bias)]
+    biased = (token for token, _ in sampling.logit_bias)
+    tokens = [*request.prompt_ids, *biased, *sampling.stop_token_ids]
     num_tokens = len(request.prompt_ids) + sampling.max_tokens
+    if not all(math.isfinite(number) for number in _numbers(sampling)):
+        return _error("bad_request", "a sampling parameter is not a finite number")
     if not request.prompt_ids:
         return _error("bad_request", "the prompt is empty")
     if min(tokens) < 0 or max(tokens) >= served.vocab_size:
@@ -60,6 +63,18 @@ def refusal(request: Generate, served: Served) -> Ending | None:
         text = f"prompt and max_tokens make {num_tokens} tokens; the limit is {limit}"
         return _error("context_too_long", text)
     return None
+
+
+def _numbers(sampling: SamplingParams) -> tuple[float, ...]:
+    return (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+        *(bias for _, bias in sampling.logit_bias),
+    )
 
 
 def _error(code: ErrorCode, message: str) -> Ending:

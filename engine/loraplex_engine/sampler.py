@@ -12,6 +12,8 @@ from loraplex_engine.scheduling.policy import ScheduledTokens
 
 NUM_LIKELY = 256  # top_p looks at this many tokens before it sorts the whole vocabulary
 NEGATIVE_INFINITY = float("-inf")
+LEAST_TEMPERATURE = 1e-5  # draws the most likely token; less of it would overflow
+LARGEST_LOGIT = 1e30  # what penalties may make of one; still finite after the temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,10 @@ class Sampler:
             if adjusted is logits:
                 adjusted = logits.float().clone()
             _penalise(adjusted[row], item)
-            for token_id, bias in params.logit_bias:
-                adjusted[row, token_id] += bias
+            if params.logit_bias:
+                ids, values = zip(*params.logit_bias, strict=True)
+                bias = torch.tensor(values, dtype=adjusted.dtype, device=adjusted.device)
+                adjusted[row].index_add_(0, torch.tensor(ids, device=adjusted.device), bias)
             if is_short:
                 banned = self._eos_token_ids.union(params.stop_token_ids)
                 adjusted[row, sorted(banned)] = NEGATIVE_INFINITY
@@ -96,8 +100,8 @@ def draw(
     """One token a row, of temperature > 0: min_p, then top_k, then top_p, then the inverse of the
     distribution function at `uniform`, in the vocabulary's order. Ties at a limit are all kept."""
     device = logits.device
-    temperature = torch.tensor([p.temperature for p in params], device=device)
-    logits = logits / temperature[:, None]
+    temperature = torch.tensor([max(p.temperature, LEAST_TEMPERATURE) for p in params])
+    logits = logits / temperature.to(device)[:, None]
     _apply_min_p(logits, params)
     _apply_top_k(logits, params)
     probabilities = logits.softmax(-1)
@@ -146,7 +150,8 @@ def _penalise(row: torch.Tensor, item: ScheduledTokens) -> None:
         seen = torch.tensor(sorted({*seq.prompt_ids, *seq.output_ids}), device=row.device)
         logits = row[seen]
         penalty = params.repetition_penalty
-        row[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)
+        penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+        row[seen] = penalised.clamp(max=LARGEST_LOGIT)
     if seq.output_ids and (params.presence_penalty or params.frequency_penalty):
         ids, counts = np.unique(np.array(seq.output_ids), return_counts=True)
         penalty_of = params.presence_penalty + params.frequency_penalty * counts

@@ -147,7 +147,8 @@ def from_validation(error: RequestValidationError) -> kit.InvalidRequest:
     if isinstance(nested, kit.InvalidRequest):
         return nested
     code = VALIDATION_CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
-    return kit.InvalidRequest(f"{first['msg']}: '{param}'.", param=param, code=code)
+    where = f"'{param}'" if param is not None else "the body"
+    return kit.InvalidRequest(f"{first['msg']}: {where}.", param=param, code=code)
 
 
 def from_body(error: ValidationError) -> kit.InvalidRequest:

@@ -179,6 +179,29 @@ def test_a_bias_decides_a_greedy_token_and_leaves_neighbours_alone() -> None:
     assert torch.equal(logits, before)
 
 
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 1e-320},
+        {"temperature": 1e-320, "repetition_penalty": 1e-320},
+        {"temperature": 2.0, "repetition_penalty": 1e-320},
+        {"repetition_penalty": 10.0, "min_p": 1e-320, "top_p": 1e-320, "top_k": 1},
+        {"temperature": 1e-320, "logit_bias": tuple((i, -100.0) for i in range(VOCAB_SIZE))},
+    ],
+)
+def test_extreme_parameters_draw_a_token_of_the_vocabulary(extreme: dict[str, Any]) -> None:
+    prompt = tuple(range(VOCAB_SIZE))
+    logits = 100 * logits_of(20)
+    drawn = sample(logits, *(item(prompt=prompt, seed=seed, **extreme) for seed in range(20)))
+    assert all(0 <= token < VOCAB_SIZE for token in drawn)
+
+
+def test_the_least_temperature_takes_the_most_likely() -> None:
+    logits = logits_of(5)
+    coldest = sample(logits, *(item(seed=seed, temperature=1e-320) for seed in range(5)))
+    assert coldest == logits.argmax(-1).tolist()
+
+
 @pytest.mark.parametrize("num_output", [0, 1, 2])
 def test_end_tokens_are_banned_until_min_tokens(num_output: int) -> None:
     logits = torch.zeros(1, VOCAB_SIZE)

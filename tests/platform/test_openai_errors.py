@@ -35,6 +35,12 @@ async def http(app: FastAPI, keys: Seeded) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
+async def post(http: httpx2.AsyncClient, url: str, body: object) -> httpx2.Response:
+    """In escapes, which can spell what is no text."""
+    headers = {"content-type": "application/json"}
+    return await http.post(url, content=json.dumps(body), headers=headers)
+
+
 def error_of(response: httpx2.Response, status: int) -> dict[str, Any]:
     """The error object, in the exact shape, with the request's id beside it."""
     assert response.status_code == status, response.text
@@ -123,14 +129,46 @@ async def test_unknown_and_foreign_adapters_are_the_same_404(
         ({"min_tokens": 2}, "min_tokens", "invalid_value"),
         ({"n": 129}, "n", "invalid_value"),
         ({"seed": 2**63}, "seed", "invalid_value"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "invalid_value"),
+        ({"model": "\ud800"}, "model", "invalid_value"),
+        ({"model": "\0"}, "model", "invalid_value"),
+        ({"user": "\0"}, "user", "invalid_value"),
+        ({"metadata": {"a": "\0"}}, "metadata.a", "invalid_value"),
+        (
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            "messages.0.content",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "name": "\ud800"}]},
+            "messages.0.name",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x" * 900_000}]},
+            "messages",
+            "context_length_exceeded",
+        ),
+        (
+            {"messages": [{"role": "user", "content": ""}] * 9000},
+            "messages",
+            "context_length_exceeded",
+        ),
         ({"max_tokens": 4096}, "messages", "context_length_exceeded"),
     ],
 )
 async def test_bad_parameter_is_named(
     http: httpx2.AsyncClient, change: dict[str, object], param: str, code: str | None
 ) -> None:
-    error = error_of(await http.post("/v1/chat/completions", json=CHAT | change), 400)
+    error = error_of(await post(http, "/v1/chat/completions", CHAT | change), 400)
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+
+
+@pytest.mark.parametrize("top_k", [2**63, 2**1000])
+async def test_more_candidates_than_tokens_keep_all(http: httpx2.AsyncClient, top_k: int) -> None:
+    answer = await http.post("/v1/chat/completions", json=CHAT | {"top_k": top_k})
+    assert answer.status_code == 200
 
 
 async def test_image_parts_are_refused_by_name(http: httpx2.AsyncClient) -> None:
@@ -142,10 +180,19 @@ async def test_image_parts_are_refused_by_name(http: httpx2.AsyncClient) -> None
 
 @pytest.mark.parametrize(
     "change",
-    [{"prompt": []}, {"prompt": [[]]}, {"prompt": [-1]}, {"prompt": 5}, {"prompt": ["a", 5]}],
+    [
+        {"prompt": []},
+        {"prompt": [[]]},
+        {"prompt": [-1]},
+        {"prompt": 5},
+        {"prompt": ["a", 5]},
+        {"prompt": "\ud800"},
+        {"prompt": ["a", "\ud800"]},
+        {"prompt": "x" * 900_000},
+    ],
 )
 async def test_bad_prompt_is_named(http: httpx2.AsyncClient, change: dict[str, object]) -> None:
-    error = error_of(await http.post("/v1/completions", json={"model": BASE} | change), 400)
+    error = error_of(await post(http, "/v1/completions", {"model": BASE} | change), 400)
     assert error["param"].startswith("prompt")
 
 

@@ -3,7 +3,7 @@
 import secrets
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from loraplex_engine.messages import SamplingParams
 from loraplex_platform.catalogue.defaults import Defaults, Sampling
@@ -11,6 +11,7 @@ from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 MAX_SEQUENCES = 128
+MAX_BIASES = 1024
 
 # A parameter we do not support changes nothing in these values; null is neutral for all.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -33,6 +34,17 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain NUL")  # PostgreSQL keeps no such text
+    return text
+
+
+# A length, even 0, has pydantic look inside: half a surrogate pair is no text.
+Text = Annotated[str, Field(min_length=0)]
+Stored = Annotated[Text, AfterValidator(_storable)]
+
+
 def is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
     """Equal and of the same type: 0 is not false."""
     return value is None or any(value == n and type(value) is type(n) for n in neutral)
@@ -50,20 +62,23 @@ class Parameters(Sampling):
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = NEUTRAL
 
-    model: str
+    model: Stored
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
+        | None
+    ) = None
     return_token_ids: bool | None = None
     service_tier: ServiceTier | None = None
-    user: Annotated[str, Field(max_length=512)] | None = None
+    user: Annotated[Stored, Field(max_length=512)] | None = None
     metadata: (
         Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            dict[Annotated[Stored, Field(max_length=64)], Annotated[Stored, Field(max_length=512)]],
             Field(max_length=16),
         ]
         | None
@@ -116,7 +131,7 @@ class Parameters(Sampling):
             min_tokens=self.min_tokens or 0,
             temperature=1.0 if self.temperature is None else float(self.temperature),
             top_p=1.0 if self.top_p is None else float(self.top_p),
-            top_k=max(self.top_k or 0, 0),
+            top_k=min(max(self.top_k or 0, 0), vocab_size),
             min_p=float(self.min_p or 0.0),
             presence_penalty=float(self.presence_penalty or 0.0),
             frequency_penalty=float(self.frequency_penalty or 0.0),
@@ -131,9 +146,10 @@ class Parameters(Sampling):
     def _bias(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
         bias = []
         for token, value in (self.logit_bias or {}).items():
-            if not (token.isascii() and token.isdigit() and int(token) < vocab_size):
+            is_number = token.isascii() and token.isdigit() and len(token) <= len(str(vocab_size))
+            if not is_number or int(token) >= vocab_size:
                 raise InvalidRequest(
-                    f"'{token}' is not a token id of this model.",
+                    f"'{token[:32]}' is not a token id of this model.",
                     param="logit_bias",
                     code="invalid_value",
                 )

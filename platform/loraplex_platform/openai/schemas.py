@@ -7,7 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from loraplex_platform.catalogue.defaults import Defaults
 from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
-from loraplex_platform.openai.parameters import MAX_SEQUENCES, NEUTRAL, Parameters, is_neutral
+from loraplex_platform.openai.parameters import (
+    MAX_SEQUENCES,
+    NEUTRAL,
+    Parameters,
+    Text,
+    is_neutral,
+)
 
 Prompt = str | tuple[int, ...]
 
@@ -19,7 +25,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: JsonValue = None
-    name: str | None = None
+    name: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -71,6 +77,16 @@ class ChatRequest(Parameters):
         """What the client allows; None: up to the context's end."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def num_turns(self) -> int:
+        """Each makes a token at the least."""
+        return len(self.messages)
+
+    @property
+    def text_lengths(self) -> list[int]:
+        """Characters of each prompt that is to be tokenised."""
+        return [sum(len(turn["content"]) for turn in self.turns())]
+
     def turns(self) -> list[dict[str, str]]:
         """The messages as chat templates expect them."""
         return turns_of(self.messages)
@@ -95,11 +111,21 @@ class CompletionRequest(Parameters):
     def token_limit(self) -> int | None:
         return self.max_tokens or 16  # the API's documented default
 
+    @property
+    def num_turns(self) -> int:
+        return 1
+
+    @property
+    def text_lengths(self) -> list[int]:
+        """Characters of each prompt that is to be tokenised."""
+        given = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        return [len(text) for text in given if isinstance(text, str)]
+
     def prompts(self, vocab_size: int) -> list[Prompt]:
         """One or several prompts: texts, or token ids of this model."""
         given = self.prompt
         if isinstance(given, str):
-            return [given]
+            return [_text(given, "prompt")]
         if isinstance(given, list) and given and all(isinstance(p, int) for p in given):
             return [_token_ids(given, "prompt", vocab_size)]
         if not isinstance(given, list) or not given:
@@ -109,7 +135,9 @@ class CompletionRequest(Parameters):
                 f"At most {MAX_SEQUENCES} completions are made at once.", param="prompt"
             )
         return [
-            prompt if isinstance(prompt, str) else _token_ids(prompt, f"prompt.{i}", vocab_size)
+            _text(prompt, f"prompt.{i}")
+            if isinstance(prompt, str)
+            else _token_ids(prompt, f"prompt.{i}", vocab_size)
             for i, prompt in enumerate(given)
         ]
 
@@ -138,7 +166,7 @@ def _not_a_prompt(param: str) -> InvalidRequest:
 def _text_of(content: JsonValue, param: str) -> str:
     """A message's text: a string, or parts of type text."""
     if content is None or isinstance(content, str):
-        return content or ""
+        return _text(content or "", param)
     if not isinstance(content, list):
         raise InvalidRequest(
             f"'{param}' must be a string or a list of parts.", param=param, code="invalid_type"
@@ -153,4 +181,14 @@ def _text_of_part(part: JsonValue, param: str) -> str:
         raise UnsupportedParameter(f"{param}.type")
     if not isinstance(text, str):
         raise InvalidRequest(f"'{param}.text' must be a string.", param=f"{param}.text")
-    return text
+    return _text(text, f"{param}.text")
+
+
+def _text(value: str, param: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
+        raise InvalidRequest(
+            f"'{param}' is not valid Unicode.", param=param, code="invalid_value"
+        ) from error
+    return value

@@ -32,6 +32,9 @@ class ServedModel:
     ) -> None:
         self.id = model_id
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+        # Composition (NFC) may make one character of three.
+        self._token_chars = longest if tokenizer.normalizer is None else 3 * longest
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         self._template = None
@@ -68,6 +71,10 @@ class ServedModel:
             raise InvalidRequest(
                 f"The chat template refuses these messages: {error}", param="messages"
             ) from error
+
+    def fewest_tokens(self, num_chars: int) -> int:
+        """How many tokens a text of this length makes at the least, told without reading it."""
+        return -(-num_chars // self._token_chars)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -33,6 +33,7 @@ from loraplex_platform.openai.tally import Tally
 from loraplex_platform.usage.meter import Recorder
 from loraplex_platform.usage.prices import BASE, Sku
 
+LONG_CHARS = 65_536
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 SERVICE_TIER_OF: dict[Tier, str] = {
     "batch": "flex",
@@ -102,6 +103,7 @@ class InferenceService:
         self._recorder = recorder
         self._clock = clock
         self._scopes = CacheScopes(secrets)
+        self._long_texts = asyncio.Lock()
         self._resolver = Resolver(database, model.id, clock, routes)
         self.live = LiveRequests(database)
         self.tasks = Tasks()
@@ -140,11 +142,12 @@ class InferenceService:
         _check_region(caller.principal, self._settings.region)
         target = await self._resolver.resolve(caller.principal, request)
         request = request.with_defaults(target.defaults)
-        prompts = await asyncio.to_thread(encode, request)
         hello = await hello_of(self._engine, self._settings.engine_wait_s)
         param: Literal["messages", "prompt"] = (
             "messages" if isinstance(request, ChatRequest) else "prompt"
         )
+        self._check_size(request, hello, param)
+        prompts = await self._tokenise(request, encode)
         if not all(prompts):
             raise InvalidRequest("The prompt is empty.", param=param, code="invalid_value")
         max_tokens = _max_tokens(request.token_limit, prompts, hello, param)
@@ -156,6 +159,26 @@ class InferenceService:
             )
         sampling = request.sampling(max_tokens, self._model.vocab_size, request.num_logprobs)
         return Order(caller, request, target, hello, prompts, sampling, started_at, started_s)
+
+    def _check_size(self, request: Request, hello: Hello, param: str) -> None:
+        """A text that cannot fit is refused before minutes are spent on its tokens."""
+        longest = max(request.text_lengths, default=0)
+        fewest = max(request.num_turns, self._model.fewest_tokens(longest))
+        if fewest >= hello.max_model_len:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {hello.max_model_len} tokens. However, "
+                f"your request has at least {fewest} tokens in the {param}.",
+                param=param,
+            )
+
+    async def _tokenise(
+        self, request: Request, encode: Callable[[Request], list[tuple[int, ...]]]
+    ) -> list[tuple[int, ...]]:
+        """In a thread; long texts one after another, so that short ones find one."""
+        if sum(request.text_lengths) < LONG_CHARS:
+            return await asyncio.to_thread(encode, request)
+        async with self._long_texts:
+            return await asyncio.to_thread(encode, request)
 
     async def _start(self, order: Order) -> Reply:
         demand = Demand(

@@ -45,6 +45,6 @@ format: .venv/.installed
 
 .venv/.installed: pyproject.toml deploy/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt -e '.[engine,production,export,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c deploy/constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check -c deploy/constraints.txt -e '.[engine,production,export,dev]'
 	touch $@

@@ -27,7 +27,9 @@ class System(Protocol):
 
     name: str
 
-    def serve(self, requests: list[Request]) -> list[Timeline]: ...
+    def serve(self, requests: list[Request]) -> list[Timeline]:
+        """One for each request, in their order, or for as many as there was time for."""
+        ...
 
     def close(self) -> None: ...
 

@@ -224,5 +224,6 @@ def _kv_shape(config: EngineConfig, model: LoadedModel) -> KvShape:
 def _activation_bytes(model: LoadedModel, max_num_seqs: int, max_num_batched_tokens: int) -> int:
     """An upper estimate of a step's intermediate tensors, float32 logits and float64 sampling included."""
     shape = model.config
-    row = 8 * shape.hidden_size + 4 * shape.intermediate_size
+    copies = 1 if shape.experts is None else shape.experts.per_token
+    row = 8 * copies * shape.hidden_size + 4 * copies * shape.intermediate_size
     return max_num_batched_tokens * row * 4 + max_num_seqs * shape.vocab_size * 32

@@ -69,8 +69,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
             f"max_model_len is {config.max_model_len}, the model knows {shape.max_position}"
         )
     dtype = DTYPES[_dtype_name(config, shape, device)]
+    if config.quantization != "none" and device.is_cuda:
+        raise InvalidConfig(f"quantization is {config.quantization}, which the GPU does not serve")
     checkpoint = Checkpoint(config.model, dtype, device.torch_device)
-    decoder = Decoder(shape, checkpoint, config.max_model_len or shape.max_position)
+    max_position = config.max_model_len or shape.max_position
+    decoder = Decoder(shape, checkpoint, max_position, config.quantization)
     _refuse_unread(checkpoint, shape)
     return LoadedModel(shape, decoder, device, dtype, checkpoint.fingerprint())
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from loraplex_adapters.layout import ProjectionSpec, SliceSpec
 from loraplex_engine.batch import Batch
+from loraplex_engine.config import Quantization
 from loraplex_engine.device import LayerKv
 from loraplex_engine.model.config import ModelConfig
 from loraplex_engine.model.families import NormPlacement
@@ -17,7 +18,7 @@ from loraplex_engine.model.layers import Lora, NoNorm, Projection, RmsNorm, Scal
 from loraplex_engine.model.rotary import Rope, RotaryTable
 from loraplex_engine.model.weights import Checkpoint
 from loraplex_kernels.attention import paged_attention, rotary_write_kv
-from loraplex_kernels.linear import pack_weight
+from loraplex_kernels.linear import PackedWeight, int8_layout, pack_weight
 from loraplex_kernels.lora import LoraSlab
 
 
@@ -93,8 +94,15 @@ def projection_layout(config: ModelConfig) -> tuple[ProjectionSpec, ...]:
 class LayerBuilder:
     """Builds layers from a checkpoint, and one rotary table for all layers that turn alike."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, max_position: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        max_position: int,
+        quantization: Quantization,
+    ) -> None:
         self._config = config
+        self._layout = int8_layout(checkpoint.dtype) if quantization == "int8" else None
         self._checkpoint = checkpoint
         self._max_position = max_position
         self._specs = {spec.name: spec for spec in projection_layout(config)}
@@ -137,6 +145,9 @@ class LayerBuilder:
             experts.has_normed_weights,
         )
 
+    def packed(self, weight: torch.Tensor) -> PackedWeight:
+        return pack_weight(weight, self._layout)
+
     def norm(self, name: str) -> RmsNorm:
         weight = self._checkpoint.tensor(f"{name}.weight")
         return RmsNorm(weight, self._config.rms_norm_eps, self._config.norm_offset)
@@ -154,7 +165,7 @@ class LayerBuilder:
         modules = [piece.module for piece in self._specs[name].slices]
         return Projection(
             name,
-            pack_weight(self._checkpoint.fused([f"{module}.weight" for module in modules])),
+            self.packed(self._checkpoint.fused([f"{module}.weight" for module in modules])),
             self._checkpoint.fused([f"{module}.bias" for module in modules]) if has_bias else None,
         )
 
@@ -169,16 +180,22 @@ class LayerBuilder:
 class Decoder:
     """Weights on the device, and the forward pass. Holds no state of any sequence."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, max_position: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        max_position: int,
+        quantization: Quantization = "none",
+    ) -> None:
         self.config = config
         self.embedding = checkpoint.tensor("model.embed_tokens.weight")
-        builder = LayerBuilder(config, checkpoint, max_position)
+        builder = LayerBuilder(config, checkpoint, max_position, quantization)
         self.layers = [builder.build(i) for i in range(config.num_layers)]
         self.norm = builder.norm("model.norm")
         head = self.embedding
         if not config.ties_embeddings:
             head = checkpoint.tensor("lm_head.weight")
-        self.lm_head = Projection("lm_head", pack_weight(head))
+        self.lm_head = Projection("lm_head", builder.packed(head))
 
     @torch.inference_mode()
     def forward(

@@ -1,7 +1,7 @@
 """A model of the user's own, and an adapter, compared with transformers and PEFT.
 
 `python -m loraplex_engine.parity MODEL [--adapter FOLDER] [--against PATH] [--dtype float32]` prints
-what was seen. Returns 0 if both say the same, 1 if not, 2 if they cannot be compared.
+what was seen. Returns 0 if both say the same, 3 if not, 2 if they cannot be compared.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from loraplex_engine.offline import Completion, Offline, Prompt
 
 Say = Callable[[str], None]
 
-EQUAL, DIFFERENT, NOT_COMPARED = 0, 1, 2
+EQUAL, DIFFERENT, NOT_COMPARED = 0, 3, 2  # 1 is Python's own, of a crash
 PACKAGES = ("transformers", "peft")
 TEXTS = (
     "The quick brown fox jumps over the lazy dog. Then it",
@@ -114,7 +114,7 @@ def ask_engine(
     offline = Offline(config, model, cache, records_logits=True)
     prompts = [
         Prompt(ids, speaker, SamplingParams(max_tokens=STEPS, temperature=0.0, ignore_eos=True))
-        for ids in prompt_ids(config.model, model.config.vocab_size)
+        for ids in prompt_ids(config, model.config.vocab_size)
         for speaker in dict.fromkeys([None, adapter])
     ]
     said = [
@@ -124,14 +124,16 @@ def ask_engine(
     return said
 
 
-def prompt_ids(folder: Path, vocab_size: int) -> list[list[int]]:
-    """Texts, where there is a tokenizer, and tokens at random."""
+def prompt_ids(config: EngineConfig, vocab_size: int) -> list[list[int]]:
+    """Tokens at random, and texts where there is a tokenizer; each with room for an answer."""
+    assert config.max_model_len is not None
     draw = random.Random(0)
     ids = [[draw.randrange(vocab_size) for _ in range(length)] for length in RANDOM_LENGTHS]
-    if (folder / "tokenizer.json").exists():
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    path = config.model / "tokenizer.json"
+    if path.exists():
+        tokenizer = Tokenizer.from_file(str(path))
         ids += [tokenizer.encode(text).ids for text in TEXTS]
-    return ids
+    return [prompt[: config.max_model_len - STEPS] for prompt in ids]
 
 
 def compare(said: Sequence[Said], reference: Reference, tolerance: Tolerance) -> Seen:

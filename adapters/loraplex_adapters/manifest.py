@@ -155,9 +155,13 @@ def _own_path(path: str) -> str:
 
 
 def _find_module(path: str, base: BaseModel) -> str | None:
-    """The base model's module: as named, inside `model.`, or without a multimodal model's wrapper."""
+    """The base model's module: as named, inside `model.`, or without a multimodal model's wrapper.
+
+    Mixtral's block of experts is called `mlp` by transformers 5.
+    """
     bare = ".".join(part for part in path.split(".") if part != "language_model")
-    candidates = (path, f"model.{path}", bare, f"model.{bare}")
+    sparse = path.replace(".mlp.", ".block_sparse_moe.")
+    candidates = (path, f"model.{path}", bare, f"model.{bare}", sparse)
     return next((name for name in candidates if name in base.modules), None)
 
 

@@ -78,7 +78,7 @@ class LoraRules:
 
 def parse_config(raw: bytes) -> LoraRules:
     """The rules of a config, or the reason why it cannot be served."""
-    config = _parse_json(raw)
+    config = parse_object(raw)
     if not MARKS & config.keys():
         raise NotPeft(keys=sorted(config)[:10])
     warnings = _warnings(config)
@@ -108,7 +108,8 @@ def parse_config(raw: bytes) -> LoraRules:
     )
 
 
-def _parse_json(raw: bytes) -> dict[str, object]:
+def parse_object(raw: bytes) -> dict[str, object]:
+    """A config as it stands, unjudged."""
     try:
         config = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

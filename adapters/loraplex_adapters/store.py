@@ -21,6 +21,7 @@ import numpy as np
 
 from loraplex_adapters.errors import CorruptVersion, NonFiniteTensor, TruncatedFile, UnknownVersion
 from loraplex_adapters.folder import open_adapter, open_regular
+from loraplex_adapters.fused_experts import with_single_experts
 from loraplex_adapters.header import TensorInfo
 from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits, Manifest, judge
@@ -52,7 +53,10 @@ class AdapterStore:
     def put(self, folder: Path, *, base: BaseModel, limits: Limits) -> StoredAdapter:
         """Judge a client's folder and keep its canonical content; putting it twice is one version."""
         with self.draft() as draft:
-            with open_adapter(folder, limits.max_bytes) as files:
+            with (
+                open_adapter(folder, limits.max_bytes) as given,
+                with_single_experts(given, base, draft) as files,
+            ):
                 manifest = judge(files, base, limits)
                 version = _write_canonical(draft / CANONICAL_NAME, files.weights, manifest)
             _write_synced(draft / REPORT_NAME, json.dumps(manifest.report.to_json()).encode())

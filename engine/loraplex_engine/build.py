@@ -69,8 +69,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
             f"max_model_len is {config.max_model_len}, the model knows {shape.max_position}"
         )
     dtype = DTYPES[_dtype_name(config, shape, device)]
+    if config.quantization != "none" and device.is_cuda:
+        raise InvalidConfig(f"quantization is {config.quantization}, which the GPU does not serve")
     checkpoint = Checkpoint(config.model, dtype, device.torch_device)
-    decoder = Decoder(shape, checkpoint, config.max_model_len or shape.max_position)
+    max_position = config.max_model_len or shape.max_position
+    decoder = Decoder(shape, checkpoint, max_position, config.quantization)
     _refuse_unread(checkpoint, shape)
     return LoadedModel(shape, decoder, device, dtype, checkpoint.fingerprint())
 
@@ -224,5 +227,6 @@ def _kv_shape(config: EngineConfig, model: LoadedModel) -> KvShape:
 def _activation_bytes(model: LoadedModel, max_num_seqs: int, max_num_batched_tokens: int) -> int:
     """An upper estimate of a step's intermediate tensors, float32 logits and float64 sampling included."""
     shape = model.config
-    row = 8 * shape.hidden_size + 4 * shape.intermediate_size
+    copies = 1 if shape.experts is None else shape.experts.per_token
+    row = 8 * copies * shape.hidden_size + 4 * copies * shape.intermediate_size
     return max_num_batched_tokens * row * 4 + max_num_seqs * shape.vocab_size * 32

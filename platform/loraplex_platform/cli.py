@@ -10,6 +10,7 @@ from loraplex_platform.cli_adapters import adapters
 from loraplex_platform.cli_batches import batches, beat, worker
 from loraplex_platform.cli_billing import billing
 from loraplex_platform.cli_limits import limits
+from loraplex_platform.cli_models import models
 from loraplex_platform.cli_operators import operators
 from loraplex_platform.cli_plans import plans
 from loraplex_platform.command import TenantOption, open_database, run
@@ -17,10 +18,6 @@ from loraplex_platform.config import load_settings
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.observability.logging import configure_logging
-from loraplex_platform.supervision.base_model import (
-    DEMO_MODEL,
-    prepare,
-)
 from loraplex_platform.supervision.doctor import examine
 from loraplex_platform.supervision.serve import serve
 from loraplex_platform.tenants.schemas import TenantChange
@@ -29,7 +26,6 @@ from loraplex_platform.tenants.service import TenantService
 app = typer.Typer(no_args_is_help=True, help="Serve many LoRA adapters to many tenants.")
 tenants = typer.Typer(no_args_is_help=True, help="Tenants and their standing.")
 keys = typer.Typer(no_args_is_help=True, help="API keys.")
-models = typer.Typer(no_args_is_help=True, help="Base models.")
 app.add_typer(tenants, name="tenants")
 app.add_typer(keys, name="keys")
 app.add_typer(adapters, name="adapters")
@@ -44,7 +40,8 @@ app.add_typer(plans, name="plans")
 app.add_typer(billing, name="billing")
 
 ModelOption = Annotated[
-    str | None, typer.Option(help="A Hugging Face folder or hub id; the demo model when absent.")
+    str | None,
+    typer.Option(help="A Hugging Face folder, GGUF file or hub id; the demo model when absent."),
 ]
 
 
@@ -76,18 +73,6 @@ def doctor_command() -> None:
             typer.echo(str(finding))
         if not all(finding.is_well for finding in findings):
             raise typer.Exit(1)
-
-    run(work())
-
-
-@models.command("import")
-def import_model(
-    model: Annotated[str, typer.Argument(help="Folder or hub id.")] = DEMO_MODEL,
-) -> None:
-    """Fetch and convert a base model ahead of `serve`; prints its folder on the last line."""
-
-    async def work() -> None:
-        typer.echo(str(await prepare(replace(load_settings(), model=model))))
 
     run(work())
 

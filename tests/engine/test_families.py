@@ -21,7 +21,12 @@ TOLERANCE = 1e-3  # of logits whose spread is a few units
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 LENGTHS = (9, 33, 50)  # within and beyond the window, across chunks of 20
 WINDOW = 12
-FUSED_MODULES = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MODULES = {  # by family, where they are not tiny's; test_experts has LoRA on experts
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "mixtral": ATTENTION,
+    "qwen3_moe": ATTENTION,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -36,6 +41,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 SLIDING = ["sliding_attention", "full_attention"]
 # By model_type and what is special about the variant; the shape is tiny's own otherwise.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,6 +74,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
     ),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": WINDOW}),
+    "qwen3-moe": ("qwen3_moe", QWEN3_MOE),
+    "qwen3-moe, normed weights and a dense layer": (
+        "qwen3_moe",
+        QWEN3_MOE | {"norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
 }
 
 
@@ -89,7 +101,7 @@ def test_a_family_equals_transformers_and_peft(case: str, tmp_path: Path) -> Non
     family, shape = CASES[case]
     shape = {"num_hidden_layers": 2, "pad_token_id": None} | shape
     model = make_model(tmp_path, family, **shape)
-    modules = FUSED_MODULES if family == "phi3" else ALL_MODULES
+    modules = MODULES.get(family, ALL_MODULES)
     make_adapter(model, tmp_path / "lora", rank=4, alpha=6, modules=modules, seed=1)
     reference = peft.PeftModel.from_pretrained(model, tmp_path / "lora").eval()
     config = EngineConfig(

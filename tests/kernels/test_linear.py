@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from loraplex_kernels.device import has_amx
-from loraplex_kernels.linear import Layout, linear, pack_weight
+from loraplex_kernels.linear import Layout, int8_layout, linear, pack_weight, quantize
 from loraplex_kernels.testing import assert_close
 
 # SmolLM2-135M's projections, and inner dimensions that oneDNN blocks in other ways
@@ -23,9 +23,9 @@ def cancelling(out_features: int, in_features: int) -> tuple[torch.Tensor, torch
 
 
 # oneDNN's rows agree up to 32 where it uses AMX, which is why it is not what serves there.
-LAYOUTS: list[tuple[Layout, int]] = [("onednn", 32 if has_amx() else 512)]
+LAYOUTS: list[tuple[Layout, int]] = [("onednn", 32 if has_amx() else 512), ("int8", 40)]
 if has_amx():
-    LAYOUTS.append(("amx", 512))
+    LAYOUTS += [("amx", 512), ("int8_amx", 512)]
 
 
 @pytest.mark.parametrize(("layout", "most_rows"), LAYOUTS)
@@ -50,7 +50,38 @@ def test_all_rows_are_right(out_features: int, in_features: int, layout: Layout)
     for num_rows in (1, 5, 16, 31, 63):
         fused = torch.randn(num_rows, in_features + 8).bfloat16()
         x = fused[:, :in_features]  # rows that do not lie side by side
-        assert_close(linear(x, packed), F.linear(x.float(), weight.float()), torch.bfloat16)
+        assert_close(linear(x, packed), F.linear(x.float(), held(weight, layout)), torch.bfloat16)
+
+
+def held(weight: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The numbers that a packed weight stands for."""
+    if not layout.startswith("int8"):
+        return weight.float()
+    values, scale = quantize(weight)
+    return values.float() * scale[:, None]
+
+
+def test_int8_is_to_the_nearest_of_255_steps() -> None:
+    weight = torch.randn(5000, 40)
+    weight[7] = 0
+    error = (held(weight, "int8") - weight).abs()
+    assert (error <= weight.abs().amax(1, keepdim=True) / 254 * 1.001).all()
+    assert (held(weight, "int8")[7] == 0).all()
+
+
+def test_int8_takes_half_the_memory_of_bfloat16() -> None:
+    weight = torch.randn(1024, 512).bfloat16()
+    layouts: list[Layout] = ["int8", "int8_amx"] if has_amx() else ["int8"]
+    for layout in layouts:
+        assert pack_weight(weight, layout).num_bytes < 0.51 * weight.nbytes
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+def test_int8_serves_float32(out_features: int, in_features: int) -> None:
+    weight, x = torch.randn(out_features, in_features), torch.randn(9, in_features)
+    assert int8_layout(torch.float32) == "int8"
+    expected = F.linear(x, held(weight, "int8"))
+    assert_close(linear(x, pack_weight(weight, "int8")), expected, torch.float32)
 
 
 @pytest.mark.skipif(not has_amx(), reason="the CPU has no AMX tiles")

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loraplex_engine.errors import UnsupportedModel
-from loraplex_engine.model.families import FAMILIES, Family, NormPlacement, QkNorm, Raw
+from loraplex_engine.model.families import (
+    FAMILIES,
+    ExpertNames,
+    Family,
+    NormPlacement,
+    QkNorm,
+    Raw,
+)
 from loraplex_engine.model.rotary import Rope, read_rope
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -24,6 +31,18 @@ class LayerConfig:
 
     rope: Rope | None
     window: int | None  # tokens a token sees, itself included
+    has_experts: bool  # instead of one feed-forward
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The mixture of experts in those layers that have one."""
+
+    names: ExpertNames
+    count: int
+    per_token: int
+    intermediate_size: int
+    has_normed_weights: bool  # the weights of a token's experts add up to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +57,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     layers: tuple[LayerConfig, ...]
+    experts: ExpertsConfig | None
     rms_norm_eps: float
     norms: NormPlacement
     norm_offset: float
@@ -89,6 +109,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         num_kv_heads=raw.get("num_key_value_heads") or num_heads,
         head_dim=head_dim,
         layers=layers,
+        experts=_experts(raw, family),
         rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
         norms=family.norms,
         norm_offset=family.norm_offset,
@@ -134,7 +155,25 @@ def _layer(raw: Raw, family: Family, layer: int) -> LayerConfig:
         has_rope = raw.get("no_rope_layers")
         if not (has_rope[layer] if has_rope else (layer + 1) % interval):
             rope = None
-    return LayerConfig(rope, raw["sliding_window"] if is_sliding else None)
+    window = raw["sliding_window"] if is_sliding else None
+    return LayerConfig(rope, window, family.experts is not None and not _is_dense(raw, layer))
+
+
+def _is_dense(raw: Raw, layer: int) -> bool:
+    step = raw.get("decoder_sparse_step") or 1
+    return layer in (raw.get("mlp_only_layers") or ()) or (layer + 1) % step != 0
+
+
+def _experts(raw: Raw, family: Family) -> ExpertsConfig | None:
+    if family.experts is None:
+        return None
+    return ExpertsConfig(
+        names=family.experts,
+        count=raw.get("num_local_experts") or raw["num_experts"],
+        per_token=raw["num_experts_per_tok"],
+        intermediate_size=raw.get("moe_intermediate_size") or raw["intermediate_size"],
+        has_normed_weights=raw["norm_topk_prob"],
+    )
 
 
 def _activation(raw: Raw) -> Activation:

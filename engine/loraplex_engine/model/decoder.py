@@ -1,6 +1,6 @@
 """One decoder for all supported families, driven by ModelConfig; one forward for all rows of a step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,18 +9,17 @@ import torch.nn.functional as F
 
 from loraplex_adapters.layout import ProjectionSpec, SliceSpec
 from loraplex_engine.batch import Batch
+from loraplex_engine.config import Quantization
 from loraplex_engine.device import LayerKv
 from loraplex_engine.model.config import ModelConfig
 from loraplex_engine.model.families import NormPlacement
+from loraplex_engine.model.feed_forward import ACTIVATIONS, Experts, FeedForward, expert_specs
 from loraplex_engine.model.layers import Lora, NoNorm, Projection, RmsNorm, Scale
 from loraplex_engine.model.rotary import Rope, RotaryTable
 from loraplex_engine.model.weights import Checkpoint
-from loraplex_kernels.activation import gelu_tanh_and_multiply, silu_and_multiply
 from loraplex_kernels.attention import paged_attention, rotary_write_kv
-from loraplex_kernels.linear import pack_weight
+from loraplex_kernels.linear import PackedWeight, int8_layout, pack_weight
 from loraplex_kernels.lora import LoraSlab
-
-ACTIVATIONS = {"silu": silu_and_multiply, "gelu_tanh": gelu_tanh_and_multiply}
 
 
 class NormNames(NamedTuple):
@@ -55,8 +54,7 @@ class DecoderLayer:
     o: Projection
     attention_output: RmsNorm | Scale | None
     mlp_norm: RmsNorm | NoNorm
-    gate_up: Projection
-    down: Projection
+    mlp: FeedForward | Experts
     mlp_output: RmsNorm | Scale | None
 
 
@@ -81,9 +79,14 @@ def projection_layout(config: ModelConfig) -> tuple[ProjectionSpec, ...]:
         layout += [
             spec(f"{name}.qkv", hidden, **qkv),
             spec(f"{name}.o", heads, o_proj=hidden),
-            spec(f"{name}.gate_up", hidden, **gate_up),
-            spec(f"{name}.down", inner, down_proj=hidden),
         ]
+        if config.experts is not None and config.layers[i].has_experts:
+            layout += expert_specs(name, f"model.{name}", hidden, config.experts)
+        else:
+            layout += [
+                spec(f"{name}.gate_up", hidden, **gate_up),
+                spec(f"{name}.down", inner, down_proj=hidden),
+            ]
     head = ProjectionSpec("lm_head", hidden, (SliceSpec("lm_head", config.vocab_size),))
     return (*layout, head)
 
@@ -91,8 +94,15 @@ def projection_layout(config: ModelConfig) -> tuple[ProjectionSpec, ...]:
 class LayerBuilder:
     """Builds layers from a checkpoint, and one rotary table for all layers that turn alike."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, max_position: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        max_position: int,
+        quantization: Quantization,
+    ) -> None:
         self._config = config
+        self._layout = int8_layout(checkpoint.dtype) if quantization == "int8" else None
         self._checkpoint = checkpoint
         self._max_position = max_position
         self._specs = {spec.name: spec for spec in projection_layout(config)}
@@ -113,10 +123,30 @@ class LayerBuilder:
             o=self._projection(f"layers.{i}.o", config.has_attention_bias),
             attention_output=self._output(prefix, names.attention_output),
             mlp_norm=self._input(prefix, names.mlp_input),
-            gate_up=self._projection(f"layers.{i}.gate_up", config.has_mlp_bias),
-            down=self._projection(f"layers.{i}.down", config.has_mlp_bias),
+            mlp=self._experts(i) if config.layers[i].has_experts else self._mlp(f"layers.{i}"),
             mlp_output=self._output(prefix, names.mlp_output),
         )
+
+    def _mlp(self, name: str) -> FeedForward:
+        has_bias = self._config.has_mlp_bias
+        return FeedForward(
+            self._projection(f"{name}.gate_up", has_bias),
+            self._projection(f"{name}.down", has_bias),
+            ACTIVATIONS[self._config.activation],
+        )
+
+    def _experts(self, i: int) -> Experts:
+        experts = self._config.experts
+        assert experts is not None
+        return Experts(
+            self._projection(f"layers.{i}.router", has_bias=False),
+            tuple(self._mlp(f"layers.{i}.experts.{e}") for e in range(experts.count)),
+            experts.per_token,
+            experts.has_normed_weights,
+        )
+
+    def packed(self, weight: torch.Tensor) -> PackedWeight:
+        return pack_weight(weight, self._layout)
 
     def norm(self, name: str) -> RmsNorm:
         weight = self._checkpoint.tensor(f"{name}.weight")
@@ -135,7 +165,7 @@ class LayerBuilder:
         modules = [piece.module for piece in self._specs[name].slices]
         return Projection(
             name,
-            pack_weight(self._checkpoint.fused([f"{module}.weight" for module in modules])),
+            self.packed(self._checkpoint.fused([f"{module}.weight" for module in modules])),
             self._checkpoint.fused([f"{module}.bias" for module in modules]) if has_bias else None,
         )
 
@@ -150,17 +180,22 @@ class LayerBuilder:
 class Decoder:
     """Weights on the device, and the forward pass. Holds no state of any sequence."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, max_position: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        max_position: int,
+        quantization: Quantization = "none",
+    ) -> None:
         self.config = config
         self.embedding = checkpoint.tensor("model.embed_tokens.weight")
-        builder = LayerBuilder(config, checkpoint, max_position)
+        builder = LayerBuilder(config, checkpoint, max_position, quantization)
         self.layers = [builder.build(i) for i in range(config.num_layers)]
         self.norm = builder.norm("model.norm")
         head = self.embedding
         if not config.ties_embeddings:
             head = checkpoint.tensor("lm_head.weight")
-        self.lm_head = Projection("lm_head", pack_weight(head))
-        self.activation: Callable[[torch.Tensor], torch.Tensor] = ACTIVATIONS[config.activation]
+        self.lm_head = Projection("lm_head", builder.packed(head))
 
     @torch.inference_mode()
     def forward(
@@ -190,7 +225,7 @@ class Decoder:
             if layer.attention_output is not None:
                 x = layer.attention_output(x)
             x = layer.mlp_norm(x, residual)
-            x = layer.down(self.activation(layer.gate_up(x, lora)), lora)
+            x = layer.mlp(x, lora)
             if layer.mlp_output is not None:
                 x = layer.mlp_output(x)
         return self._finish(self.lm_head(self.norm(x, residual), lora))

@@ -25,11 +25,26 @@ def _late_sliding(raw: Raw, layer: int) -> bool:
     return bool(raw.get("use_sliding_window")) and layer >= raw["max_window_layers"]
 
 
+def _all_sliding_if_used(raw: Raw, layer: int) -> bool:
+    return bool(raw.get("use_sliding_window")) and _all_sliding(raw, layer)
+
+
 def _all_but_each(pattern: int) -> Callable[[Raw, int], bool]:
     def is_sliding(raw: Raw, layer: int) -> bool:
         return (layer + 1) % (raw.get("sliding_window_pattern") or pattern) != 0
 
     return is_sliding
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a checkpoint calls the parts of a mixture-of-experts layer."""
+
+    block: str
+    router: str
+    gate: str
+    up: str
+    down: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,7 @@ class Family:
     scales_embedding: bool = False  # by the root of hidden_size
     skips_rope: bool = False  # in the layers that no_rope_layers marks with 0
     is_sliding: Callable[[Raw, int], bool] = _all_full
+    experts: ExpertNames | None = None  # in the layers that are not dense
     defaults: Raw = field(default_factory=dict)  # of keys that config.json may leave out
 
 
@@ -55,6 +71,13 @@ GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 QWEN: dict[str, Any] = {"sliding_window": 4096, "max_window_layers": 28}
+QWEN_EXPERTS: dict[str, Any] = {
+    "sliding_window": 4096,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+}
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(is_sliding=_all_sliding, defaults={"sliding_window": 4096}),
@@ -90,5 +113,22 @@ FAMILIES: dict[str, Family] = {
     ),
     "Phi3ForCausalLM": Family(
         has_fused_modules=True, is_sliding=_all_sliding, defaults={"rms_norm_eps": 1e-5}
+    ),
+    "MixtralForCausalLM": Family(
+        is_sliding=_all_sliding,
+        experts=ExpertNames("block_sparse_moe", "gate", gate="w1", up="w3", down="w2"),
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        qk_norm="heads",
+        is_sliding=_all_sliding_if_used,
+        experts=ExpertNames("mlp", "gate", gate="gate_proj", up="up_proj", down="down_proj"),
+        defaults=QWEN_EXPERTS,
     ),
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from loraplex_kernels.linear import PackedWeight, linear
-from loraplex_kernels.lora import LoraSegments, LoraSlab, apply_lora
+from loraplex_kernels.lora import Int32Array, LoraSegments, LoraSlab, apply_lora
 from loraplex_kernels.norm import rms_norm
 
 
@@ -16,6 +16,11 @@ class Lora:
 
     segments: LoraSegments
     slabs: Mapping[str, LoraSlab]
+
+    def of_rows(self, rows: Int32Array) -> "Lora | None":
+        """The adapters of a choice of these rows, in its order; None if no row has one."""
+        segments = self.segments.of_rows(rows)
+        return None if segments is None else Lora(segments, self.slabs)
 
 
 @dataclass(frozen=True, slots=True)

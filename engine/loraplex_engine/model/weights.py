@@ -1,18 +1,35 @@
-"""Weights from a folder of safetensors, one tensor at a time: loading takes little more than the model."""
+"""Weights from a folder of safetensors, read straight into their place: loading takes little more than
+the model itself, and says how far it is."""
 
 import hashlib
 import json
+import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 
+from loraplex_adapters.errors import AdapterError
+from loraplex_adapters.header import LORA_DTYPES, TensorInfo, read_header
+from loraplex_adapters.loader import TORCH_DTYPES
 from loraplex_engine.errors import UnsupportedModel
+
+log = logging.getLogger(__name__)
 
 NOT_WEIGHTS = ("rotary_emb.inv_freq",)  # computed from the configuration, yet saved by old versions
 FINGERPRINT_STRIDE_BYTES = 1 << 20
 FINGERPRINT_PAGE_BYTES = 4096
+CHUNK_BYTES = 16 << 20  # of a tensor that is converted on its way
+PROGRESS_S = 2.0
+
+
+class Place(NamedTuple):
+    """Where a tensor lies."""
+
+    shard: Path
+    info: TensorInfo
 
 
 class Checkpoint:
@@ -23,14 +40,16 @@ class Checkpoint:
         self.dtype = dtype
         self.device = device
         self.shards = _shards(folder)
-        self._shard_of: dict[str, Path] = {}
+        self._places = {
+            info.name: Place(shard, info) for shard in self.shards for info in _tensors(shard)
+        }
         self._read: set[str] = set()
-        for shard in self.shards:
-            with safe_open(shard, framework="pt") as file:
-                self._shard_of |= dict.fromkeys(file.keys(), shard)
+        self._num_bytes = sum(place.info.num_bytes for place in self._places.values())
+        self._bytes_read = 0
+        self._said_s = time.monotonic()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._shard_of
+        return name in self._places
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor of its own memory, in the checkpoint's target dtype and device."""
@@ -38,21 +57,26 @@ class Checkpoint:
 
     def fused(self, names: Sequence[str]) -> torch.Tensor:
         """Tensors stacked along their first dimension; each is read straight into its place."""
-        shapes = [self._shape(name) for name in names]
-        fused = torch.empty(
-            sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=self.dtype, device=self.device
-        )
-        row = 0
-        for name, shape in zip(names, shapes, strict=True):
-            with safe_open(self._shard(name), framework="pt") as file:
-                fused[row : row + shape[0]].copy_(file.get_tensor(name))
-            row += shape[0]
+        places = [self._place(name) for name in names]
+        rows = [place.info.shape[0] for place in places]
+        shape = (sum(rows), *places[0].info.shape[1:])
+        fused = torch.empty(shape, dtype=self.dtype, device=self.device)
+        for place, part in zip(places, torch.split(fused, rows), strict=True):
+            _read_into(part.view(-1), place)
+            self._bytes_read += place.info.num_bytes
         self._read.update(names)
+        self._say_progress()
         return fused
+
+    def _say_progress(self) -> None:
+        if time.monotonic() - self._said_s >= PROGRESS_S:
+            self._said_s = time.monotonic()
+            share = self._bytes_read / self._num_bytes
+            log.info("loading weights: %.0f %% of %.1f GB", 100 * share, self._num_bytes / 1e9)
 
     def unread(self) -> list[str]:
         """Tensors that nobody asked for."""
-        rest = self._shard_of.keys() - self._read
+        rest = self._places.keys() - self._read
         return sorted(name for name in rest if not name.endswith(NOT_WEIGHTS))
 
     def fingerprint(self) -> str:
@@ -69,16 +93,41 @@ class Checkpoint:
                     digest.update(file.read(FINGERPRINT_PAGE_BYTES))
         return digest.hexdigest()
 
-    def _shape(self, name: str) -> list[int]:
-        with safe_open(self._shard(name), framework="pt") as file:
-            shape: list[int] = file.get_slice(name).get_shape()
-        return shape
-
-    def _shard(self, name: str) -> Path:
-        shard = self._shard_of.get(name)
-        if shard is None:
+    def _place(self, name: str) -> Place:
+        place = self._places.get(name)
+        if place is None:
             raise UnsupportedModel(f"{self.folder} has no tensor {name}", tensor=name)
-        return shard
+        return place
+
+
+def _read_into(target: torch.Tensor, place: Place) -> None:
+    """Fill a flat tensor, a chunk at a time where type or device differ from the file's."""
+    shard, info = place
+    dtype = TORCH_DTYPES[info.dtype]
+    is_direct = target.dtype == dtype and target.device.type == "cpu"
+    size = len(target) if is_direct else CHUNK_BYTES // dtype.itemsize
+    with shard.open("rb", buffering=0) as file:
+        file.seek(info.start)
+        for part in torch.split(target, size) if size else ():
+            raw = part if is_direct else torch.empty(len(part), dtype=dtype)
+            memory = raw.view(torch.uint8).numpy().data
+            while memory:  # a raw read may give less than was asked for
+                count = file.readinto(memory)
+                if not count:
+                    raise UnsupportedModel(f"{shard} ends inside {info.name}", tensor=info.name)
+                memory = memory[count:]
+            if not is_direct:
+                part.copy_(raw)
+
+
+def _tensors(shard: Path) -> tuple[TensorInfo, ...]:
+    try:
+        with shard.open("rb") as file:
+            return read_header(file, shard.stat().st_size, LORA_DTYPES).tensors
+    except AdapterError as error:
+        raise UnsupportedModel(f"{shard}: {error}", **error.data) from error
+    except OSError as error:
+        raise UnsupportedModel(f"{shard} cannot be read: {error.strerror}") from error
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -3,10 +3,10 @@
 import torch
 
 from loraplex_kernels.device import has_amx, implementation
-from loraplex_kernels.lora.segments import LoraSegments, build_segments
+from loraplex_kernels.lora.segments import Int32Array, LoraSegments, build_segments
 from loraplex_kernels.lora.slab import LoraSlab
 
-__all__ = ["LoraSegments", "LoraSlab", "apply_lora", "build_segments"]
+__all__ = ["Int32Array", "LoraSegments", "LoraSlab", "apply_lora", "build_segments"]
 
 
 def apply_lora(y: torch.Tensor, x: torch.Tensor, slab: LoraSlab, segments: LoraSegments) -> None:

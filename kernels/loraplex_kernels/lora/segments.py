@@ -30,6 +30,12 @@ class LoraSegments:
         permutation, slot, start, length = (a.ctypes.data for a in arrays)
         return permutation, slot, start, length
 
+    def of_rows(self, rows: Int32Array) -> "LoraSegments | None":
+        """Segments of a choice of the rows that these are of, in its order; rows may recur."""
+        slots = np.full(max(rows.max(), self.permutation.max()) + 1, -1, np.int32)
+        slots[self.permutation] = np.repeat(self.chunk_slot, self.chunk_length)
+        return build_segments(slots[rows])
+
 
 def build_segments(token_slots: Int32Array, max_chunk: int = 16) -> LoraSegments | None:
     """Segments of a step from each token's slot (-1: base model); None if no token has an adapter."""

@@ -22,21 +22,28 @@ def expected_folder(settings: Settings) -> Path:
     name = settings.model or DEMO_MODEL
     if (Path(name) / "config.json").is_file():
         return Path(name).resolve()
+    if _is_gguf(name):
+        return settings.cache / "models" / Path(name).stem.lower()
     return settings.cache / "models" / name.lower().replace("/", "--")
 
 
 def served_name(settings: Settings) -> str:
     """The base model's id for clients: what was asked for, or the folder's name."""
     name = settings.model or DEMO_MODEL
-    return settings.served_model_name or (
-        Path(name).resolve().name if Path(name).is_dir() else name
-    )
+    if settings.served_model_name is not None:
+        return settings.served_model_name
+    is_local = Path(name).is_dir() or _is_gguf(name)
+    return expected_folder(settings).name if is_local else name
+
+
+def _is_gguf(name: str) -> bool:
+    return name.endswith(".gguf") and Path(name).is_file()
 
 
 async def prepare(settings: Settings) -> Path:
     """Have the engine's importer fetch and convert the model; quick when that is done already."""
     folder = expected_folder(settings)
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() and not _is_gguf(settings.model or DEMO_MODEL):
         return folder
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loraplex_engine.importer",

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from loraplex_adapters.blobs import BlobStore
+from loraplex_adapters.store import AdapterStore
 from loraplex_engine.client import EngineClient
 from loraplex_platform.admission.effective import EffectiveLimits
 from loraplex_platform.admission.gate import Gate
@@ -34,7 +35,10 @@ from loraplex_platform.catalogue import operators as adapter_operators
 from loraplex_platform.catalogue.desk import open_desk
 from loraplex_platform.catalogue.upload import MAX_BYTES as MAX_ADAPTER_BYTES
 from loraplex_platform.config import Settings
+from loraplex_platform.control.closing import Closer
+from loraplex_platform.control.exports import TenantExportService
 from loraplex_platform.control.housekeeping import Housekeeper
+from loraplex_platform.control.retention import Retention
 from loraplex_platform.control.router import router as control
 from loraplex_platform.db.database import Database
 from loraplex_platform.errors import install_error_handlers
@@ -60,6 +64,8 @@ from loraplex_platform.people.sessions import SessionService
 from loraplex_platform.prefixes import endpoints as prefixes
 from loraplex_platform.prefixes.service import PrefixService
 from loraplex_platform.prefixes.warmth import Warmth
+from loraplex_platform.prompts import endpoints as prompts
+from loraplex_platform.prompts.service import PromptService
 from loraplex_platform.rest.idempotency import Idempotency
 from loraplex_platform.tenants.live_shares import LiveShares
 from loraplex_platform.tenants.projects import ProjectService
@@ -83,6 +89,7 @@ ROUTERS = (
     probes.router,
     openai.router,
     prefixes.router,
+    prompts.router,
     files.router,
     adapters.router,
     adapter_operators.router,
@@ -127,6 +134,7 @@ def create_app(
         prices,
     )
     desk = open_desk(settings, database, engine, clock, model.id, check_adapter_bytes)
+    prompt_service = PromptService(database, clock)
     inference = InferenceService(
         settings=settings,
         engine=engine,
@@ -138,8 +146,10 @@ def create_app(
         secrets=secrets,
         clock=clock,
         routes=desk.routes,
+        prompts=prompt_service,
     )
-    file_service = FileService(database, BlobStore(settings.files), clock)
+    blobs = BlobStore(settings.files)
+    file_service = FileService(database, blobs, clock)
     jobs = _jobs_of(
         settings,
         engine=engine,
@@ -162,7 +172,12 @@ def create_app(
     passwords = Passwords()
     sessions = SessionService(database, secrets, passwords, clock)
     idempotency = Idempotency(database, secrets, clock)
-    housekeeper = Housekeeper(database, sessions, idempotency, clock)
+    retention = Retention(database, clock)
+    tenant_exports = TenantExportService(
+        database, blobs, AdapterStore(settings.adapter_store), clock
+    )
+    closer = Closer(database, tenant_exports, retention, clock)
+    housekeeper = Housekeeper(closer, retention, sessions, idempotency, clock)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -206,6 +221,8 @@ def create_app(
     app.state.keys = KeyService(database, secrets, clock)
     app.state.admin_keys = AdminKeyService(database, secrets, clock)
     app.state.housekeeper = housekeeper
+    app.state.tenant_exports = tenant_exports
+    app.state.prompts = prompt_service
     app.state.webhooks = WebhookService(database, secrets, sender, clock)
     app.state.audit = AuditService(database)
     app.state.people = PeopleService(database, secrets, passwords, clock)

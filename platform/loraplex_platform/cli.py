@@ -13,6 +13,7 @@ from loraplex_platform.cli_limits import limits
 from loraplex_platform.cli_models import models
 from loraplex_platform.cli_operators import operators
 from loraplex_platform.cli_plans import plans
+from loraplex_platform.cli_tenants import tenants
 from loraplex_platform.command import TenantOption, open_database, run
 from loraplex_platform.config import load_settings
 from loraplex_platform.kit.clock import SystemClock
@@ -20,11 +21,9 @@ from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.observability.logging import configure_logging
 from loraplex_platform.supervision.doctor import examine
 from loraplex_platform.supervision.serve import serve
-from loraplex_platform.tenants.schemas import TenantChange
 from loraplex_platform.tenants.service import TenantService
 
 app = typer.Typer(no_args_is_help=True, help="Serve many LoRA adapters to many tenants.")
-tenants = typer.Typer(no_args_is_help=True, help="Tenants and their standing.")
 keys = typer.Typer(no_args_is_help=True, help="API keys.")
 app.add_typer(tenants, name="tenants")
 app.add_typer(keys, name="keys")
@@ -73,59 +72,6 @@ def doctor_command() -> None:
             typer.echo(str(finding))
         if not all(finding.is_well for finding in findings):
             raise typer.Exit(1)
-
-    run(work())
-
-
-@tenants.command("create")
-def create_tenant(
-    name: str,
-    weight: Annotated[float | None, typer.Option(help="Share of the engine.")] = None,
-    max_tier: Annotated[str | None, typer.Option(help="The best tier it may use.")] = None,
-) -> None:
-    """Create a tenant with its project `default`."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            change = TenantChange(weight=weight, max_tier=max_tier)
-            tenant = await TenantService(database, SystemClock()).create(name, change)
-        typer.echo(f"{tenant.name}  {tenant.id}")
-
-    run(work())
-
-
-@tenants.command("list")
-def list_tenants() -> None:
-    """List tenants with their weight and best tier."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            service = TenantService(database, SystemClock())
-            for tenant in await service.list():
-                standing = await service.standing(tenant)
-                facts = f"{tenant.state}  {standing.weight:g}  {standing.max_tier}"
-                typer.echo(f"{tenant.name}  {tenant.id}  {facts}")
-
-    run(work())
-
-
-@tenants.command("set")
-def set_tenant(
-    name: str,
-    weight: Annotated[float | None, typer.Option(help="Share of the engine.")] = None,
-    max_tier: Annotated[str | None, typer.Option(help="The best tier it may use.")] = None,
-    max_running: Annotated[int | None, typer.Option(help="Soft cap on sequences.")] = None,
-    kv_share: Annotated[float | None, typer.Option(help="Soft cap on blocks, 0 to 1.")] = None,
-    prefix_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of registered prefixes that are kept warm.")
-    ] = None,
-) -> None:
-    """Change a tenant's standing; running servers follow within a second."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            change = TenantChange(weight, max_tier, max_running, kv_share, prefix_tokens)
-            await TenantService(database, SystemClock()).set(name, change)
 
     run(work())
 

@@ -15,6 +15,7 @@ from loraplex_platform.events.models import Delivery, Webhook
 from loraplex_platform.files.models import StoredFile
 from loraplex_platform.people.models import LoginSession, OneTimeLink, Person
 from loraplex_platform.prefixes.models import Prefix
+from loraplex_platform.prompts.models import StoredPrompt
 from loraplex_platform.rest.models import IdempotentRequest
 from loraplex_platform.tenants.models import Plan, Project, ServiceAccount, Tenant
 from loraplex_platform.usage.billing_models import (
@@ -64,6 +65,7 @@ __all__ = [
     "RejectionSamples",
     "ServiceAccount",
     "StoredFile",
+    "StoredPrompt",
     "Tenant",
     "UsageEvent",
     "UsageMinute",

@@ -36,6 +36,7 @@ OBJECTS: dict[Route, list[str]] = {
     ("DELETE", "/people/{person_id}"): ["one_time_link", "person"],
     ("DELETE", "/tenants/{tenant_id}/people/{person_id}"): ["one_time_link", "person"],
 }
+TENANTS_OWN: set[Route] = {("PATCH", "/tenants/{tenant_id}/prompt_storage")}
 CHANGES_NOTHING: set[Route] = {
     ("POST", "/v1/chat/completions"),  # a usage event tells of it
     ("POST", "/v1/completions"),
@@ -77,12 +78,13 @@ async def test_change_through_the_admin_api_is_logged_once(
 ) -> None:
     method, template = route
     path = await path_of(stand, template)
-    response = await stand.call(method, path, body_of(route, stand))
+    key = "acme" if route in TENANTS_OWN else "owner"
+    response = await stand.call(method, path, body_of(route, stand), key=key)
     assert response.status_code < 300, response.text
     events = await events_of(app, response)
     expected = OBJECTS.get(route)
     assert sorted(event.object_type for event in events) == (expected or [events[0].object_type])
-    assert {(event.actor_kind, event.actor_name) for event in events} == {("admin_key", "owner")}
+    assert {(event.actor_kind, event.actor_name) for event in events} == {("admin_key", key)}
     assert {event.address for event in events} == {"127.0.0.1"}
     assert all(event.before or event.after for event in events)
     written = json.dumps([[event.before, event.after] for event in events])
@@ -139,6 +141,9 @@ class Tenant:
     async def delete_prefix(self) -> httpx2.Response:
         return await self.call("DELETE", f"/prefixes/{(await self.prefix()).json()['id']}")
 
+    async def delete_prompt(self) -> httpx2.Response:
+        return await self.call("DELETE", f"/stored_prompts/{STORED}")
+
     async def unload(self) -> httpx2.Response:
         await self.upload()
         return await self.operate("/unload_lora_adapter", lora_name="poet", tenant="acme")
@@ -173,8 +178,13 @@ CALLS: dict[Route, tuple[Call, list[str]]] = {  # with the actions that the log 
     ("POST", "/v1/batches"): (Tenant.batch, ["batch.created"]),
     ("POST", "/v1/batches/{batch_id}/cancel"): (Tenant.cancel, ["batch.cancelled"]),
     ("POST", "/v1/prefixes"): (Tenant.prefix, ["prefix.created"]),
+    ("DELETE", "/v1/stored_prompts/{request_id}"): (
+        Tenant.delete_prompt,
+        ["stored_prompt.deleted"],
+    ),
     ("DELETE", "/v1/prefixes/{prefix_id}"): (Tenant.delete_prefix, ["prefix.deleted"]),
 }
+STORED = "req_1"
 LOADS: Route = ("POST", "/v1/load_lora_adapter")
 
 
@@ -199,6 +209,9 @@ async def test_change_through_the_tenants_api_is_logged_once(
     app: FastAPI, tenant: Tenant, keys: Seeded, route: Route
 ) -> None:
     await app.state.engine.start()
+    if route[1].startswith("/v1/stored_prompts"):
+        acme = await app.state.authenticator.authenticate(keys.acme)
+        await app.state.prompts.keep(acme, STORED, BASE, {"prompt": "hi"}, ["ho"])
     call, actions = CALLS[route]
     response = await call(tenant)
     assert response.status_code < 300, response.text

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import Audited, Base, TenantOwned
+from loraplex_platform.db.base import Audited, Base, Content, TenantOwned
 
 
 class LimitRule(TenantOwned, Audited, Base):
@@ -38,8 +38,10 @@ class LimitOverride(TenantOwned, Audited, Base):
     expires_at: Mapped[datetime | None]  # None: until it is removed
 
 
-class RejectionCount(TenantOwned, Base):
+class RejectionCount(TenantOwned, Content, Base):
     """How many requests of a key one limit turned away within one minute."""
+
+    aged_by = "minute"
 
     __tablename__ = "rejection_count"
     __table_args__ = (Index("ix_rejection_count_tenant_id_minute", "tenant_id", "minute"),)
@@ -51,7 +53,7 @@ class RejectionCount(TenantOwned, Base):
     count: Mapped[int] = mapped_column(BigInteger)
 
 
-class RejectionSamples(TenantOwned, Base):
+class RejectionSamples(TenantOwned, Content, Base):
     """The last rejections of a key, newest last: so that «why do I get 429?» has an answer."""
 
     __tablename__ = "rejection_samples"

@@ -184,6 +184,17 @@ class RejectionRepository:
         statement = visible_to(by, RejectionSamples).where(RejectionSamples.tenant_id == tenant_id)
         return (await self._session.scalars(statement.order_by(RejectionSamples.key_id))).all()
 
+    async def trim_samples(self, tenant_id: str, before: datetime) -> int:
+        """Forget samples from before then; of how many keys."""
+        statement = across_tenants(RejectionSamples).where(RejectionSamples.tenant_id == tenant_id)
+        count = 0
+        for row in await self._session.scalars(statement.with_for_update()):
+            kept = [each for each in row.samples if datetime.fromisoformat(each["at"]) >= before]
+            count += kept != row.samples
+            row.samples = kept
+        await self._session.flush()
+        return count
+
     def _insert(
         self, table: type[RejectionCount] | type[RejectionSamples]
     ) -> sqlite.Insert | postgresql.Insert:

@@ -119,13 +119,14 @@ def change_of(row: Audited, verb: Verb) -> Change:
         history = state.attrs[attribute.key].history
         if verb == "updated" and not history.has_changes():
             continue
-        current = _json(getattr(row, attribute.key))
-        before[attribute.key] = _json(history.deleted[0]) if history.deleted else current
+        current = as_json(getattr(row, attribute.key))
+        before[attribute.key] = as_json(history.deleted[0]) if history.deleted else current
         after[attribute.key] = current
     return Change(before, after)
 
 
-def _json(value: object) -> object:
+def as_json(value: object) -> object:
+    """A column's value as the log, and an export, writes it."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     return str(value) if isinstance(value, Decimal) else value

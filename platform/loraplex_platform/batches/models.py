@@ -6,11 +6,13 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import Base, TenantOwned
+from loraplex_platform.db.base import Base, Content, TenantOwned
 
 
-class Batch(TenantOwned, Base):
+class Batch(TenantOwned, Content, Base):
     """A job. Its counters change in the same transaction as its lines."""
+
+    aged_by = "expires_at"  # by then it is over
 
     __tablename__ = "batch"
     __table_args__ = (
@@ -66,7 +68,7 @@ class Batch(TenantOwned, Base):
         return self.total - self.completed - self.failed - self.running
 
 
-class BatchLine(TenantOwned, Base):
+class BatchLine(TenantOwned, Content, Base):
     """One request of a job, until the job is over."""
 
     __tablename__ = "batch_line"

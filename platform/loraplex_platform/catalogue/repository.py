@@ -60,6 +60,17 @@ class AdapterRepository:
         statement = _current(across_tenants(Adapter)).where(Adapter.tenant_id == tenant_id)
         return (await self._session.scalars(statement.order_by(Adapter.name))).all()
 
+    async def all_living_of_tenant(self, tenant_id: str) -> Sequence[Adapter]:
+        """Every version of every name."""
+        living = across_tenants(Adapter).where(
+            Adapter.tenant_id == tenant_id, Adapter.removed_at.is_(None)
+        )
+        return (await self._session.scalars(living.order_by(Adapter.name, Adapter.number))).all()
+
+    async def names_of_tenant(self, tenant_id: str) -> Sequence[AdapterName]:
+        statement = across_tenants(AdapterName).where(AdapterName.tenant_id == tenant_id)
+        return (await self._session.scalars(statement)).all()
+
     async def pinned(self) -> Sequence[Adapter]:
         """The versions, of all tenants, that stay on the device."""
         statement = _current(across_tenants(Adapter)).where(

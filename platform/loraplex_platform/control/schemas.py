@@ -81,6 +81,12 @@ class TenantSettings(Change):
     retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
 
 
+class PromptStorage(Input):
+    """Whether the tenant's prompts are kept with their answers, for itself to read."""
+
+    stores_prompts: bool
+
+
 class NewTenant(TenantSettings):
     name: Name
 
@@ -107,7 +113,9 @@ class TenantOut(Output):
     allowed_networks: list[str] | None
     allowed_regions: list[str] | None
     retention_days: int | None
+    stores_prompts: bool
     created_at: datetime
+    closed_at: datetime | None
 
 
 class NewProject(Input):

@@ -1,6 +1,6 @@
 """Where endpoints get their services and their caller from."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -10,6 +10,7 @@ from loraplex_platform.audit.service import AuditService
 from loraplex_platform.auth.admin_keys import AdminKeyService
 from loraplex_platform.auth.dependencies import administrator_with
 from loraplex_platform.auth.service import KeyService
+from loraplex_platform.control.exports import TenantExportService
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.tenants.projects import ProjectService
@@ -17,60 +18,25 @@ from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.webhooks.service import WebhookService
 
 
-def _tenants(request: Request) -> TenantService:
-    service: TenantService = request.app.state.tenants
-    return service
+def _service(name: str) -> Any:
+    """A dependency: what the application holds under this name."""
+
+    def get(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return Depends(get)
 
 
-def _projects(request: Request) -> ProjectService:
-    service: ProjectService = request.app.state.projects
-    return service
-
-
-def _keys(request: Request) -> KeyService:
-    service: KeyService = request.app.state.keys
-    return service
-
-
-def _admin_keys(request: Request) -> AdminKeyService:
-    service: AdminKeyService = request.app.state.admin_keys
-    return service
-
-
-def _people(request: Request) -> PeopleService:
-    service: PeopleService = request.app.state.people
-    return service
-
-
-def _audit(request: Request) -> AuditService:
-    service: AuditService = request.app.state.audit
-    return service
-
-
-def _plans(request: Request) -> PlanService:
-    service: PlanService = request.app.state.plans
-    return service
-
-
-def _limits(request: Request) -> LimitService:
-    service: LimitService = request.app.state.limits
-    return service
-
-
-def _webhooks(request: Request) -> WebhookService:
-    service: WebhookService = request.app.state.webhooks
-    return service
-
-
-Webhooks = Annotated[WebhookService, Depends(_webhooks)]
-Plans = Annotated[PlanService, Depends(_plans)]
-Limits = Annotated[LimitService, Depends(_limits)]
-Tenants = Annotated[TenantService, Depends(_tenants)]
-Projects = Annotated[ProjectService, Depends(_projects)]
-Keys = Annotated[KeyService, Depends(_keys)]
-AdminKeys = Annotated[AdminKeyService, Depends(_admin_keys)]
-People = Annotated[PeopleService, Depends(_people)]
-Audit = Annotated[AuditService, Depends(_audit)]
+Webhooks = Annotated[WebhookService, _service("webhooks")]
+Plans = Annotated[PlanService, _service("plans")]
+Limits = Annotated[LimitService, _service("limits")]
+Tenants = Annotated[TenantService, _service("tenants")]
+TenantExports = Annotated[TenantExportService, _service("tenant_exports")]
+Projects = Annotated[ProjectService, _service("projects")]
+Keys = Annotated[KeyService, _service("keys")]
+AdminKeys = Annotated[AdminKeyService, _service("admin_keys")]
+People = Annotated[PeopleService, _service("people")]
+Audit = Annotated[AuditService, _service("audit")]
 
 Reader = Annotated[Administrator, Depends(administrator_with("read"))]
 TenantWriter = Annotated[Administrator, Depends(administrator_with("tenants"))]
@@ -80,3 +46,4 @@ StaffReader = Annotated[Administrator, Depends(administrator_with("read", is_sta
 StaffWriter = Annotated[Administrator, Depends(administrator_with("operators", is_staff=True))]
 PlanWriter = Annotated[Administrator, Depends(administrator_with("plans", is_staff=True))]
 WebhookWriter = Annotated[Administrator, Depends(administrator_with("webhooks"))]
+Exporter = Annotated[Administrator, Depends(administrator_with("export"))]

@@ -1,6 +1,8 @@
 """`/tenants` and their projects and service accounts."""
 
 from fastapi import Response
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse
 
 from loraplex_platform.control.schemas import (
     AccountBody,
@@ -10,16 +12,20 @@ from loraplex_platform.control.schemas import (
     NewTenant,
     ProjectOut,
     ProjectPatch,
+    PromptStorage,
     TenantOut,
     TenantPatch,
 )
 from loraplex_platform.control.services import (
+    Exporter,
     Projects,
     ProjectWriter,
     Reader,
+    TenantExports,
     Tenants,
     TenantWriter,
 )
+from loraplex_platform.kit.errors import PermissionDenied
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.rest.route import Once, Pages, Revision, admin_router, tag
 
@@ -65,6 +71,43 @@ async def change_tenant(
     tenant = await tenants.change(by, tenant_id, body.given, revision=revision)
     tag(response, tenant)
     return TenantOut.model_validate(tenant)
+
+
+@router.patch("/tenants/{tenant_id}/prompt_storage")
+async def change_prompt_storage(
+    tenant_id: Id,
+    body: PromptStorage,
+    by: ProjectWriter,
+    tenants: Tenants,
+    revision: Revision,
+    response: Response,
+) -> TenantOut:
+    """Only the tenant's own people turn it on."""
+    values = body.model_dump()
+    if by.tenant_id is None and body.stores_prompts:
+        raise PermissionDenied("Only the tenant's own people turn this on.")
+    tenant = await tenants.change(by, tenant_id, values, revision=revision)
+    tag(response, tenant)
+    return TenantOut.model_validate(tenant)
+
+
+@router.get(
+    "/tenants/{tenant_id}/export",
+    response_class=FileResponse,
+    responses={200: {"content": {"application/gzip": {}}, "description": "A .tar.gz."}},
+)
+async def export_tenant(
+    tenant_id: Id, by: Exporter, tenants: Tenants, exports: TenantExports
+) -> FileResponse:
+    """Rows as lines of JSON, files and adapters; no secrets, and no stored prompts."""
+    tenant = await tenants.find(by, tenant_id)
+    path = await exports.make(tenant, by.actor)
+    return FileResponse(
+        path,
+        media_type="application/gzip",
+        filename=f"{tenant.name}.tar.gz",
+        background=BackgroundTask(path.unlink),
+    )
 
 
 @router.post("/tenants/{tenant_id}/suspend", dependencies=[Once])

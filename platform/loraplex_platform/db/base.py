@@ -1,7 +1,7 @@
 """The declarative base, and the columns that tables share."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import JSON, DateTime, Dialect, ForeignKey, MetaData
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
@@ -62,6 +62,15 @@ class Audited:
 
     Columns marked SECRET never appear there.
     """
+
+
+class Content:
+    """A row that holds what a tenant stored: it goes when its tenant closes.
+
+    It goes earlier when the moment in `aged_by` is longer ago than the tenant keeps things.
+    """
+
+    aged_by: ClassVar[str | None] = None  # a column; None: it stays until somebody removes it
 
 
 SECRET = {"secret": True}  # for mapped_column(info=SECRET)

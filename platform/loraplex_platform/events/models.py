@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, LargeBinary
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import SECRET, Audited, Base, Revised, TenantOwned
+from loraplex_platform.db.base import SECRET, Audited, Base, Content, Revised, TenantOwned
 
 
 class Webhook(TenantOwned, Audited, Revised, Base):
@@ -23,8 +23,10 @@ class Webhook(TenantOwned, Audited, Revised, Base):
     created_at: Mapped[datetime]
 
 
-class Delivery(TenantOwned, Base):
+class Delivery(TenantOwned, Content, Base):
     """The outbox: one event for one address, written with the fact and posted afterwards."""
+
+    aged_by = "created_at"
 
     __tablename__ = "webhook_delivery"
     __table_args__ = (

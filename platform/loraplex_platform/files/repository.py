@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Select, and_, or_
+from sqlalchemy import CursorResult, Select, and_, func, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import (
@@ -74,12 +74,31 @@ class FileRepository:
             .values(deleted_at=now)
         )
 
-    async def delete_all(self, tenant_id: str, now: datetime) -> None:
-        """What a tenant that goes leaves behind; `disposable` finds it."""
-        statement = change_across_tenants(StoredFile).where(
-            StoredFile.tenant_id == tenant_id, StoredFile.deleted_at.is_(None)
+    async def living_of_tenant(self, tenant_id: str) -> Sequence[StoredFile]:
+        statement = across_tenants(File).where(
+            File.tenant_id == tenant_id, File.ready_at.is_not(None), File.deleted_at.is_(None)
         )
-        await self._session.execute(statement.values(deleted_at=now))
+        return (await self._session.scalars(statement.order_by(File.id))).all()
+
+    async def expire_older(
+        self, tenant_id: str, before: datetime, now: datetime, limit: int
+    ) -> int:
+        """Some of a tenant's files that were made before then; how many there were."""
+        old = across_tenants(File).where(
+            File.tenant_id == tenant_id, File.created_at < before, File.deleted_at.is_(None)
+        )
+        ids = old.with_only_columns(File.id).limit(limit)
+        result = await self._session.execute(
+            change_across_tenants(File).where(File.id.in_(ids)).values(deleted_at=now)
+        )
+        assert isinstance(result, CursorResult)
+        return result.rowcount
+
+    async def delete_all(self, tenant_id: str, now: datetime) -> None:
+        """What a tenant that goes leaves behind, its jobs first; `disposable` finds it."""
+        deleted_at = func.coalesce(StoredFile.deleted_at, now)
+        statement = change_across_tenants(StoredFile).where(StoredFile.tenant_id == tenant_id)
+        await self._session.execute(statement.values(deleted_at=deleted_at, holds=0))
 
     async def disposable(self, stale: datetime, limit: int) -> Sequence[str]:
         """Files whose content can go: deleted and held by nobody, or never finished since then."""

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-Scope = Literal["inference", "files", "batches", "adapters:read", "adapters:write", "usage:read"]
+Scope = Literal[
+    "inference", "files", "batches", "adapters:read", "adapters:write", "usage:read", "prompts"
+]
 ALL_SCOPES: tuple[Scope, ...] = (
     "inference",
     "files",
@@ -11,6 +13,7 @@ ALL_SCOPES: tuple[Scope, ...] = (
     "adapters:read",
     "adapters:write",
     "usage:read",
+    "prompts",
 )
 
 
@@ -44,15 +47,26 @@ Permission = Literal[
     "plans",  # plans and limits
     "billing",  # prices, credits, invoices
     "webhooks",
+    "export",  # take a tenant's data away, all of it
 ]
 PERMISSIONS: dict[Role, frozenset[Permission]] = {
     "owner": frozenset(
-        ("read", "tenants", "projects", "people", "operators", "plans", "billing", "webhooks")
+        (
+            "read",
+            "tenants",
+            "projects",
+            "people",
+            "operators",
+            "plans",
+            "billing",
+            "webhooks",
+            "export",
+        )
     ),
-    "operator": frozenset(("read", "tenants", "projects", "people", "plans", "webhooks")),
+    "operator": frozenset(("read", "tenants", "projects", "people", "plans", "webhooks", "export")),
     "billing": frozenset(("read", "billing")),
     "viewer": frozenset(("read",)),
-    "tenant_admin": frozenset(("read", "projects", "people", "webhooks")),
+    "tenant_admin": frozenset(("read", "projects", "people", "webhooks", "export")),
     "tenant_viewer": frozenset(("read",)),
 }
 

@@ -26,6 +26,7 @@ class Known:
 
     max_tier: str
     share: TenantShare
+    stores_prompts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Target:
     tier: Tier
     share: TenantShare
     defaults: Defaults = NO_DEFAULTS
+    stores_prompts: bool = False
 
 
 class Resolver:
@@ -63,10 +65,11 @@ class Resolver:
         known = await self._known.get(principal.tenant_id, lambda: self._look_up(principal))
         tier = _tier_of(request.service_tier, known.max_tier)
         if request.model == self._base_id:
-            return Target(None, tier, known.share)
+            return Target(None, tier, known.share, stores_prompts=known.stores_prompts)
         route = await self._routes.find(principal, request.model)
         caller = f"key {principal.key_id}" if request.user is None else f"user {request.user}"
-        return Target(route.version_for(caller), tier, known.share, route.defaults)
+        version = route.version_for(caller)
+        return Target(version, tier, known.share, route.defaults, known.stores_prompts)
 
     def _forget(self, tenants: frozenset[str | None]) -> None:
         """A plan's change may be anybody's."""
@@ -77,7 +80,7 @@ class Resolver:
             tenants = TenantRepository(session)
             tenant = await tenants.own(principal)
             standing = await tenants.standing(tenant)
-        return Known(standing.max_tier, standing.share(tenant.id))
+        return Known(standing.max_tier, standing.share(tenant.id), tenant.stores_prompts)
 
 
 def _tier_of(asked: ServiceTier | None, max_tier: str) -> Tier:

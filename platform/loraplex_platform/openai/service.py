@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from loraplex_engine.client import EngineClient
 from loraplex_engine.messages import Generate, Hello, SamplingParams, Tier
@@ -22,7 +22,8 @@ from loraplex_platform.kit.tasks import Tasks
 from loraplex_platform.observability.metrics import Metrics
 from loraplex_platform.openai.answers import ChatAnswer, CompletionAnswer, Head, Shape
 from loraplex_platform.openai.cache_scope import CacheScopes
-from loraplex_platform.openai.generation import Generation, hello_of
+from loraplex_platform.openai.generation import Generation, Settle, hello_of
+from loraplex_platform.openai.keeping import Keeping
 from loraplex_platform.openai.live import LiveRequests
 from loraplex_platform.openai.reply import Reply
 from loraplex_platform.openai.resolver import Resolver, Target
@@ -30,6 +31,7 @@ from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Pro
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.settlement import Circumstances, Settlement
 from loraplex_platform.openai.tally import Tally
+from loraplex_platform.prompts.service import PromptService
 from loraplex_platform.usage.meter import Recorder
 from loraplex_platform.usage.prices import BASE, Sku
 
@@ -73,6 +75,11 @@ class Order:
     def num_sequences(self) -> int:
         return len(self.prompts) * self.request.num_choices
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the client sent to be answered, with the adapter's defaults."""
+        return self.request.model_dump(include={"messages", "prompt"}, exclude_none=True)
+
     def prompt_of(self, index: int) -> tuple[int, ...]:
         """The prompt of a choice: all choices of one prompt stand together."""
         return self.prompts[index // self.request.num_choices]
@@ -94,6 +101,7 @@ class InferenceService:
         secrets: Secrets,
         clock: Clock,
         routes: Routes | None = None,
+        prompts: PromptService | None = None,  # None: nothing is ever kept
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -102,6 +110,7 @@ class InferenceService:
         self._metrics = metrics
         self._recorder = recorder
         self._clock = clock
+        self._prompts = prompts
         self._scopes = CacheScopes(secrets)
         self._long_texts = asyncio.Lock()
         self._resolver = Resolver(database, model.id, clock, routes)
@@ -213,12 +222,15 @@ class InferenceService:
 
     def _run(self, order: Order, ticket: Ticket, about: Circumstances) -> Reply:
         requests = self._generates(order)
-        tally = Tally.of(requests, order.request.num_choices)
+        settle = self._settle(order, ticket, about)
+        tally = Tally.of(
+            requests, order.request.num_choices, keeps_text=isinstance(settle, Keeping)
+        )
         generation = Generation(
             self._engine,
             requests,
             tally,
-            Settlement(about, ticket, self._recorder, self._metrics, self._clock),
+            settle,
             self._clock,
             self.tasks,
             wait_s=self._settings.engine_wait_s,
@@ -241,6 +253,14 @@ class InferenceService:
             head, shape, self._model, prompts
         )
         return Reply(generation, answer, tally, ticket.headers, includes_usage=shape.includes_usage)
+
+    def _settle(self, order: Order, ticket: Ticket, about: Circumstances) -> Settle:
+        settle = Settlement(about, ticket, self._recorder, self._metrics, self._clock)
+        if self._prompts is None or not order.target.stores_prompts:
+            return settle
+        return Keeping(
+            settle, self._prompts, about.principal, about.request_id, about.model, order.asked
+        )
 
     def _generates(self, order: Order) -> list[Generate]:
         principal, request_id = order.caller.principal, order.caller.request_id

@@ -21,6 +21,7 @@ class SequenceTally:
     prompt_tokens: int
     is_first_of_prompt: bool
     completion_tokens: int = 0
+    text: str = ""
     finished: Finished | None = None
 
 
@@ -32,17 +33,19 @@ class Tally:
     first_token_s: float | None = None  # monotonic
     attempts: int = field(default=1)
     was_delivered: bool = False  # whether the client was given any of it, or went away
+    keeps_text: bool = False  # for a tenant that has its answers stored
 
     @classmethod
-    def of(cls, requests: list[Generate], num_choices: int) -> "Tally":
-        return cls([SequenceTally(len(r.prompt_ids), r.index % num_choices == 0) for r in requests])
+    def of(cls, requests: list[Generate], num_choices: int, *, keeps_text: bool = False) -> "Tally":
+        sequences = [SequenceTally(len(r.prompt_ids), r.index % num_choices == 0) for r in requests]
+        return cls(sequences, keeps_text=keeps_text)
 
     def restart(self) -> None:
         """Forget what a lost engine made: the client has seen none of it."""
         self.attempts += 1
         self.first_token_s = None
         for sequence in self.sequences:
-            sequence.completion_tokens, sequence.finished = 0, None
+            sequence.completion_tokens, sequence.text, sequence.finished = 0, "", None
 
     def add(self, index: int, event: TokenEvent | Finished, now_s: float) -> None:
         sequence = self.sequences[index]
@@ -50,6 +53,8 @@ class Tally:
             sequence.finished = event
         else:
             sequence.completion_tokens += len(event.token_ids)
+            if self.keeps_text:
+                sequence.text += event.text
             if self.first_token_s is None:
                 self.first_token_s = now_s
 

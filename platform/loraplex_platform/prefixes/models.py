@@ -5,10 +5,10 @@ from datetime import datetime
 from sqlalchemy import JSON, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import SECRET, Audited, Base, TenantOwned
+from loraplex_platform.db.base import SECRET, Audited, Base, Content, TenantOwned
 
 
-class Prefix(TenantOwned, Audited, Base):
+class Prefix(TenantOwned, Audited, Content, Base):
     """The beginning of prompts, as tokens of the base model."""
 
     __tablename__ = "prefix"

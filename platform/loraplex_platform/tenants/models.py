@@ -41,8 +41,10 @@ class Tenant(TenantOwned, Audited, Revised, Base):
     allowed_networks: Mapped[list[str] | None]  # CIDR; None: from anywhere
     allowed_regions: Mapped[list[str] | None]  # where its data may be processed
     retention_days: Mapped[int | None]  # of what it stores; None: until it removes it
+    stores_prompts: Mapped[bool] = mapped_column(default=False)  # with their answers
     prefix_tokens: Mapped[int | None]  # of registered prefixes; None: what the plan says
     created_at: Mapped[datetime]
+    closed_at: Mapped[datetime | None]  # when its content was erased
 
     tenant_id: Mapped[str] = synonym("id")  # a tenant owns itself: `for_tenant` finds it
 

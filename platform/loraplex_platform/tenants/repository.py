@@ -1,6 +1,7 @@
 """Statements on tenants, projects, service accounts and plans."""
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import TypeVar
 
 from sqlalchemy import or_
@@ -51,6 +52,11 @@ class TenantRepository:
     async def closing(self) -> Sequence[Tenant]:
         statement = across_tenants(Tenant).where(Tenant.state == "closing")
         return (await self._session.scalars(statement.with_for_update(skip_locked=True))).all()
+
+    async def closed_between(self, start: datetime, end: datetime) -> Sequence[str]:
+        """The ids of tenants whose content was erased then."""
+        statement = across_tenants(Tenant).where(Tenant.closed_at >= start, Tenant.closed_at < end)
+        return (await self._session.scalars(statement.with_only_columns(Tenant.id))).all()
 
     async def all(self) -> Sequence[Tenant]:
         return (await self._session.scalars(across_tenants(Tenant).order_by(Tenant.name))).all()

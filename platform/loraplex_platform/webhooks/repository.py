@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from sqlalchemy import or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.paging import page_after
 from loraplex_platform.db.scope import across_tenants, visible_to
 from loraplex_platform.events.models import Delivery, Webhook
 from loraplex_platform.kit.principal import Administrator
+from loraplex_platform.tenants.models import Tenant
 
 
 class WebhookRepository:
@@ -38,6 +40,17 @@ class WebhookRepository:
     async def of_tenant(self, tenant_id: str) -> Sequence[Webhook]:
         statement = across_tenants(Webhook).where(Webhook.tenant_id == tenant_id)
         return (await self._session.scalars(statement)).all()
+
+    async def of_closed(self, before: datetime) -> Sequence[Webhook]:
+        """Of tenants that are closed, once nothing is to be told or that was long enough ago."""
+        waiting = across_tenants(Delivery).where(
+            Delivery.webhook_id == Webhook.id, Delivery.next_attempt_at.is_not(None)
+        )
+        statement = across_tenants(Webhook).join(Tenant, Tenant.id == Webhook.tenant_id)
+        over = or_(Tenant.closed_at < before, ~waiting.exists())
+        return (
+            await self._session.scalars(statement.where(Tenant.closed_at.is_not(None), over))
+        ).all()
 
     async def webhook(self, webhook_id: str) -> Webhook | None:
         return await self._session.scalar(across_tenants(Webhook).where(Webhook.id == webhook_id))

@@ -1,0 +1,181 @@
+"""All of a tenant's data in one .tar.gz, for whoever takes it away."""
+
+import asyncio
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from sqlalchemy import Table, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_adapters.blobs import BlobStore
+from loraplex_adapters.errors import UnknownVersion
+from loraplex_adapters.store import CANONICAL_NAME, AdapterStore
+from loraplex_platform.audit.trail import as_json, note
+from loraplex_platform.catalogue.repository import AdapterRepository
+from loraplex_platform.db.base import Base
+from loraplex_platform.db.database import Database
+from loraplex_platform.db.scope import ACROSS
+from loraplex_platform.files.models import key_of
+from loraplex_platform.files.repository import FileRepository
+from loraplex_platform.kit.clock import Clock
+from loraplex_platform.kit.errors import NotFound
+from loraplex_platform.kit.principal import Actor
+from loraplex_platform.tenants.models import Tenant
+
+LEFT_OUT = frozenset(  # of use to nobody else, or for the tenant's own eyes
+    {
+        "batch_line",
+        "latency_minute",
+        "login_session",
+        "one_time_link",
+        "stored_prompt",
+        "usage_minute",
+        "webhook_delivery",
+    }
+)
+PAGE = 1000  # rows in memory at once
+
+
+class Contents(NamedTuple):
+    """Names in the archive, and where their bytes lie."""
+
+    files: list[str]
+    adapters: list[str]
+
+
+class TenantExportService:
+    def __init__(
+        self, database: Database, blobs: BlobStore, adapters: AdapterStore, clock: Clock
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._adapters = adapters
+        self._clock = clock
+
+    async def make(self, tenant: Tenant, by: Actor) -> Path:
+        """A temporary file, the caller's to remove; of a closed tenant what was kept of it."""
+        if tenant.closed_at is None:
+            path = await self._write(tenant.id)
+        else:
+            path = await asyncio.to_thread(self._kept, tenant.id)
+        async with self._database.unit_of_work() as session:
+            note(session, tenant, "exported", by, self._clock)
+        return path
+
+    async def keep(self, tenant_id: str) -> None:
+        """The last export of a tenant that closes, in place of an earlier one."""
+        path = await self._write(tenant_id)
+        try:
+            await asyncio.to_thread(self._store, tenant_id, path)
+        finally:
+            await asyncio.to_thread(path.unlink)
+
+    def forget(self, tenant_id: str) -> None:
+        """Blocks; does nothing when it is gone."""
+        self._blobs.delete(_key(tenant_id))
+
+    async def _write(self, tenant_id: str) -> Path:
+        descriptor, name = tempfile.mkstemp(suffix=".tar.gz")
+        path = Path(name)
+        try:
+            with (
+                os.fdopen(descriptor, "wb") as target,
+                tarfile.open(fileobj=target, mode="w:gz") as tar,
+            ):
+                async with self._database.reading() as session:
+                    for table in exported_tables():
+                        await self._add_rows(tar, session, table, tenant_id)
+                    contents = await _contents(session, tenant_id)
+                await asyncio.to_thread(self._add_contents, tar, contents)
+        except BaseException:
+            await asyncio.to_thread(path.unlink)
+            raise
+        return path
+
+    async def _add_rows(
+        self, tar: tarfile.TarFile, session: AsyncSession, table: Table, tenant_id: str
+    ) -> None:
+        with tempfile.TemporaryFile() as lines:
+            async for row in _rows(session, table, tenant_id):
+                lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            if lines.tell():
+                await asyncio.to_thread(_add, tar, f"{table.name}.jsonl", lines)
+
+    def _add_contents(self, tar: tarfile.TarFile, contents: Contents) -> None:
+        for file_id in contents.files:
+            try:
+                stream = self._blobs.open(key_of(file_id))
+            except FileNotFoundError:
+                continue  # it was deleted meanwhile
+            with closing(stream):
+                _add(tar, f"files/{file_id}", stream)
+        for version in contents.adapters:
+            try:
+                folder = self._adapters.path(version)
+            except UnknownVersion:
+                continue
+            with (folder / CANONICAL_NAME).open("rb") as weights:
+                _add(tar, f"adapters/{version}.safetensors", weights)
+
+    def _store(self, tenant_id: str, path: Path) -> None:
+        with path.open("rb") as archive:
+            self._blobs.write(_key(tenant_id), _chunks(archive))
+
+    def _kept(self, tenant_id: str) -> Path:
+        try:
+            stream = self._blobs.open(_key(tenant_id))
+        except FileNotFoundError as error:
+            raise NotFound("the tenant's last export is no longer kept") from error
+        descriptor, name = tempfile.mkstemp(suffix=".tar.gz")
+        with closing(stream), os.fdopen(descriptor, "wb") as target:
+            target.writelines(_chunks(stream))
+        return Path(name)
+
+
+def exported_tables() -> list[Table]:
+    """Every table with rows of tenants, but those that are left out on purpose."""
+    return [
+        table
+        for table in Base.metadata.sorted_tables
+        if ("tenant_id" in table.c or table.name == "tenant") and table.name not in LEFT_OUT
+    ]
+
+
+async def _rows(
+    session: AsyncSession, table: Table, tenant_id: str
+) -> AsyncIterator[dict[str, Any]]:
+    """Without secrets."""
+    columns = [column for column in table.c if not column.info.get("secret")]
+    owner = table.c.tenant_id if "tenant_id" in table.c else table.c.id
+    statement = select(*columns).where(owner == tenant_id).order_by(*table.primary_key.columns)
+    options = {ACROSS: True, "yield_per": PAGE}
+    async for row in await session.stream(statement, execution_options=options):
+        yield {name: as_json(value) for name, value in row._mapping.items()}
+
+
+async def _contents(session: AsyncSession, tenant_id: str) -> Contents:
+    files = await FileRepository(session).living_of_tenant(tenant_id)
+    adapters = await AdapterRepository(session).all_living_of_tenant(tenant_id)
+    return Contents([file.id for file in files], sorted({adapter.version for adapter in adapters}))
+
+
+def _add(tar: tarfile.TarFile, name: str, content: IO[bytes]) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = content.seek(0, os.SEEK_END)
+    content.seek(0)
+    tar.addfile(member, content)
+
+
+def _chunks(content: IO[bytes]) -> Iterator[bytes]:
+    while chunk := content.read(1 << 20):
+        yield chunk
+
+
+def _key(tenant_id: str) -> str:
+    return f"closed/{tenant_id}.tar.gz"

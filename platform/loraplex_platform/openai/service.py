@@ -34,6 +34,7 @@ from loraplex_platform.usage.meter import Recorder
 from loraplex_platform.usage.prices import BASE, Sku
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
+SHORT_CHARS = 1000  # a prompt that is encoded at once: a thread would cost more than it saves
 SERVICE_TIER_OF: dict[Tier, str] = {
     "batch": "flex",
     "standard": "default",
@@ -108,13 +109,14 @@ class InferenceService:
 
     async def chat(self, caller: Caller, request: ChatRequest) -> Reply:
         """Starts the answer to a conversation, or raises what is wrong with the request."""
-        request.turns()  # raises before anything else is looked at
+        turns = request.turns()  # raises before anything else is looked at
 
         def encode(request: ChatRequest) -> list[tuple[int, ...]]:
             text = self._model.render(request.turns())
             return [self._model.encode(text, add_special_tokens=False)]
 
-        return await self._start(await self._order(caller, request, encode))
+        is_short = sum(len(str(turn)) for turn in turns) <= SHORT_CHARS
+        return await self._start(await self._order(caller, request, encode, is_short))
 
     async def complete(self, caller: Caller, request: CompletionRequest) -> Reply:
         """Starts the continuation of one or several prompts."""
@@ -123,7 +125,8 @@ class InferenceService:
         def encode(_: CompletionRequest) -> list[tuple[int, ...]]:
             return [self._token_ids(prompt) for prompt in prompts]
 
-        return await self._start(await self._order(caller, request, encode))
+        is_short = sum(map(len, prompts)) <= SHORT_CHARS
+        return await self._start(await self._order(caller, request, encode, is_short))
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, tuple):
@@ -135,12 +138,13 @@ class InferenceService:
         caller: Caller,
         request: Request,
         encode: Callable[[Request], list[tuple[int, ...]]],
+        is_short: bool,
     ) -> Order:
         started_at, started_s = self._clock.now(), self._clock.monotonic()
         _check_region(caller.principal, self._settings.region)
         target = await self._resolver.resolve(caller.principal, request)
         request = request.with_defaults(target.defaults)
-        prompts = await asyncio.to_thread(encode, request)
+        prompts = encode(request) if is_short else await asyncio.to_thread(encode, request)
         hello = await hello_of(self._engine, self._settings.engine_wait_s)
         param: Literal["messages", "prompt"] = (
             "messages" if isinstance(request, ChatRequest) else "prompt"

@@ -25,7 +25,7 @@ from loraplex_platform.kit.ids import new_id
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.1  # how soon spare capacity is seen
-LINGER_S = 0.05
+LINGER_S = 0.2  # while lines run: a transaction costs more than a line
 AFTER_FAULT_S = 1.0
 SWEEP_S = 60.0
 STEPS_AT_ONCE = 4  # jobs that are validated or closed side by side
@@ -75,6 +75,7 @@ class Dispatcher:
         self._wakes = asyncio.Event()  # lines may be started
         self._may_have_lines = False  # that nobody has claimed
         self._is_urgent = False  # some job would miss its window
+        self._is_idle = asyncio.Event()  # no line runs
         self._is_stopping = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
         self._writer: asyncio.Task[None] | None = None
@@ -218,10 +219,13 @@ class Dispatcher:
     def _start(self, work: Work) -> None:
         task = asyncio.create_task(self._run(work))
         self._running[task] = work
+        self._is_idle.clear()
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
+        if not self._running:
+            self._is_idle.set()
         self._wakes.set()
 
     async def _run(self, work: Work) -> None:
@@ -231,7 +235,8 @@ class Dispatcher:
     async def _write(self) -> None:
         """Everything that has ended, in one transaction."""
         ended = [await self._ended.get()]
-        await self._pause(LINGER_S)  # others end soon, and a transaction costs more than a line
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_idle.wait(), LINGER_S)
         while not self._ended.empty():
             ended.append(self._ended.get_nowait())
         try:

@@ -7,8 +7,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.base import Base
 
-MAX_PARAMETERS = 30_000  # SQLite takes 32,766 of them, PostgreSQL 65,535
-
 
 def insert_into(session: AsyncSession, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
     name = session.get_bind().dialect.name

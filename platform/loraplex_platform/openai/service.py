@@ -35,8 +35,9 @@ from loraplex_platform.prompts.service import PromptService
 from loraplex_platform.usage.meter import Recorder
 from loraplex_platform.usage.prices import BASE, Sku
 
-LONG_CHARS = 65_536
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
+SHORT_CHARS = 1000  # encoded at once: a thread would cost more than it saves
+LONG_CHARS = 65_536
 SERVICE_TIER_OF: dict[Tier, str] = {
     "batch": "flex",
     "standard": "default",
@@ -183,8 +184,11 @@ class InferenceService:
     async def _tokenise(
         self, request: Request, encode: Callable[[Request], list[tuple[int, ...]]]
     ) -> list[tuple[int, ...]]:
-        """In a thread; long texts one after another, so that short ones find one."""
-        if sum(request.text_lengths) < LONG_CHARS:
+        """Short texts at once, others in a thread; long ones in turn, so that others find one."""
+        num_chars = sum(request.text_lengths)
+        if num_chars <= SHORT_CHARS:
+            return encode(request)
+        if num_chars < LONG_CHARS:
             return await asyncio.to_thread(encode, request)
         async with self._long_texts:
             return await asyncio.to_thread(encode, request)

@@ -1,7 +1,7 @@
 """Statements on usage events and on the sums that are made of them."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import datetime
 from typing import Literal, NamedTuple
 
@@ -9,7 +9,7 @@ from sqlalchemy import func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants, remove_across_tenants
-from loraplex_platform.db.upsert import MAX_PARAMETERS, add_up, insert_into
+from loraplex_platform.db.upsert import add_up, insert_into
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 from loraplex_platform.usage.periods import Period
@@ -17,6 +17,7 @@ from loraplex_platform.usage.prices import Sku
 from loraplex_platform.usage.rating import Tokens
 from loraplex_platform.usage.rollups import Sums
 
+COLUMNS = [field.name for field in fields(UsageFacts)]
 PAGE = 2_000  # events read at once
 Level = Literal["key", "project", "tenant"]
 
@@ -35,14 +36,11 @@ class UsageRepository:
 
     async def add_new(self, facts: Sequence[UsageFacts]) -> list[UsageFacts]:
         """Write those that are not there yet; returns them."""
-        step = MAX_PARAMETERS // len(UsageEvent.__table__.columns)
-        new: set[str] = set()
-        for start in range(0, len(facts), step):
-            rows = [asdict(fact) for fact in facts[start : start + step]]
-            statement = insert_into(self._session, UsageEvent).values(rows)
-            statement = statement.on_conflict_do_nothing()
-            ids = await self._session.scalars(statement.returning(UsageEvent.request_id))
-            new.update(ids)
+        statement = insert_into(self._session, UsageEvent).on_conflict_do_nothing()
+        # Rows as parameters: the statement is compiled once, however many there are.
+        rows = [{name: getattr(fact, name) for name in COLUMNS} for fact in facts]
+        ids = await self._session.scalars(statement.returning(UsageEvent.request_id), rows)
+        new = set(ids)
         return list({fact.request_id: fact for fact in facts if fact.request_id in new}.values())
 
     async def add_up(self, sums: Sums) -> None:

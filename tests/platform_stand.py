@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
+from sqlalchemy import select
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from loraplex_adapters.report import LoadReport
@@ -21,10 +22,10 @@ from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.registry import SqlRegistry
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.scope import across_tenants
+from loraplex_platform.db.scope import ACROSS, across_tenants
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
-from loraplex_platform.models import UsageEvent
+from loraplex_platform.models import Base, UsageEvent
 from loraplex_platform.openai.served_model import BYTE_OF_CHAR
 from loraplex_platform.tenants.service import TenantService
 
@@ -93,6 +94,17 @@ async def seed(settings: Settings) -> Seeded:
 async def add_adapter(database: Database, tenant_id: str, name: str, version: str) -> None:
     report = LoadReport(None, rank=8, num_bytes=1, modules=(), unadapted=(), warnings=())
     await SqlRegistry(database, lambda _: report, SystemClock()).add(tenant_id, name, version)
+
+
+async def content_of(database: Database) -> str:
+    """Every row of every table, as text."""
+    async with database.reading() as session:
+        rows = [
+            repr(tuple(row))
+            for table in Base.metadata.sorted_tables
+            for row in await session.execute(select(table).execution_options(**{ACROSS: True}))
+        ]
+    return "\n".join(rows)
 
 
 async def usage_of(app: FastAPI) -> list[UsageEvent]:

@@ -24,10 +24,10 @@ def test_postgres_is_version_18_and_each_test_has_an_empty_database(postgres_url
 
 def test_a_killed_postgres_keeps_what_was_committed() -> None:
     with running_postgres() as server:
-        with psycopg.connect(server.url()) as connection:
+        with psycopg.connect(server.url(user="postgres")) as connection:
             connection.execute("CREATE TABLE kept AS SELECT 7 AS n")
         server.restart()
-        with psycopg.connect(server.url()) as connection:
+        with psycopg.connect(server.url(user="postgres")) as connection:
             assert connection.execute("SELECT n FROM kept").fetchone() == (7,)
 
 

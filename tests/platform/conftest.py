@@ -82,15 +82,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 @pytest.fixture
-def settings(request: pytest.FixtureRequest, tmp_path: Path, migrated: Path) -> Iterator[Settings]:
+def settings(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    migrated: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Settings]:
     """On SQLite and in-process stores; on Postgres and Redis when LORAPLEX_TEST_STORES says so."""
     home = home_like(migrated.parent, tmp_path)
     if not ON_SERVERS:
         yield home
         return
     server: PostgresServer = request.getfixturevalue("postgres")
-    name, template = f"test_{uuid.uuid4().hex[:12]}", request.getfixturevalue("migrated_template")
+    if "keys" in request.fixturenames:
+        template = request.getfixturevalue("seeded_template")[0]
+    else:
+        template = request.getfixturevalue("migrated_template")
+    name = f"test_{uuid.uuid4().hex[:12]}"
     url, redis_url = server.create_database(name, template), request.getfixturevalue("redis_url")
+    monkeypatch.setenv("LORAPLEX_DATABASE_URL", url)  # commands stand on the same servers
+    monkeypatch.setenv("LORAPLEX_REDIS_URL", redis_url)
     yield replace(home, database_url=url, redis_url=redis_url)
     server.drop_database(name)
 
@@ -124,12 +135,8 @@ async def database(settings: Settings) -> AsyncIterator[Database]:
 def keys(request: pytest.FixtureRequest, settings: Settings, seeded: tuple[Path, Seeded]) -> Seeded:
     """Fills the home with the two tenants; ask for it before whatever reads the secret."""
     home, keys = seeded
-    if settings.database_url is not None:
-        server: PostgresServer = request.getfixturevalue("postgres")
-        template, home, keys = request.getfixturevalue("seeded_template")
-        name = settings.database_url.rpartition("/")[2]
-        server.drop_database(name)
-        server.create_database(name, template)
+    if ON_SERVERS:
+        _, home, keys = request.getfixturevalue("seeded_template")
     home_like(home, settings.home)
     return keys
 
@@ -152,6 +159,7 @@ async def make_app(
 
     yield make
     for app in made:
+        await app.state.gate.close()
         await app.state.database.close()
 
 

@@ -191,6 +191,7 @@ async def from_another_process(settings: Settings, *args: str) -> str:
             "PYTHONPATH": ":".join(sys.path),
             "LORAPLEX_HOME": str(settings.home),
             "LORAPLEX_MODEL": settings.model or "",
+            "LORAPLEX_DATABASE_URL": settings.database_url or "",
         },
         stdout=asyncio.subprocess.PIPE,
     )

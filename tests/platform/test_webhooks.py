@@ -12,6 +12,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
+from tests.platform_stand import content_of
 from tests.webhook_receiver import Receiver, receiving
 
 from loraplex_platform.db.database import Database
@@ -189,7 +190,7 @@ async def test_strange_address_is_refused_when_it_is_set(
         await strict.create(COMMAND_LINE, stand.tenant.id, url, ["*"])
 
 
-def test_secret_is_sealed_in_the_database(stand: Stand, tmp_path: Path) -> None:
-    raw = b"".join(f.read_bytes() for f in tmp_path.glob("loraplex.sqlite3*"))
-    assert b"/hook?a=b" in raw
-    assert stand.made.secret.removeprefix("whsec_").encode() not in raw
+async def test_secret_is_sealed_in_the_database(stand: Stand) -> None:
+    content = await content_of(stand.database)
+    assert "/hook?a=b" in content
+    assert stand.made.secret.removeprefix("whsec_") not in content

@@ -1,25 +1,32 @@
 """The database: SQLite (WAL) or PostgreSQL behind one async engine."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, UOWTransaction
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from loraplex_platform.db.base import Audited
+from loraplex_platform.db.writer import PatientConnection, Writer
 from loraplex_platform.kit.news import News
 
 UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout)  # the database cannot be asked
 CONNECT_S = 3
 SQLITE_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=NORMAL",
+    "PRAGMA synchronous=FULL",  # what is committed survives a power cut
     "PRAGMA foreign_keys=ON",
     "PRAGMA busy_timeout=10000",  # milliseconds a writer waits for another process
 )
@@ -68,29 +75,23 @@ class Database:
     ) -> None:
         self.url = url
         self.news = news or News()  # told of audited changes once they are committed
+        pool = Pool(pool_size, pool_timeout_s)
         is_sqlite = make_url(url).drivername.startswith("sqlite")
-        self._engine = create_async_engine(
-            async_url(url),
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=pool_timeout_s,
-            pool_pre_ping=not is_sqlite,  # a restarted Postgres is not noticed by a fact's writer
-            connect_args={} if is_sqlite else {"connect_timeout": CONNECT_S},
+        self._engine = open_sqlite(url, pool) if is_sqlite else open_postgres(url, pool)
+        self._read = async_sessionmaker(
+            self._engine.execution_options(postgresql_readonly=True), expire_on_commit=False
         )
-        if is_sqlite:
-            event.listen(self._engine.sync_engine, "connect", configure_sqlite)
-            event.listen(self._engine.sync_engine, "begin", begin_sqlite)
-        reader = self._engine.execution_options(postgresql_readonly=True)
         self._write = async_sessionmaker(
             self._engine, expire_on_commit=False, sync_session_class=WritingSession
         )
-        self._read = async_sessionmaker(reader, expire_on_commit=False)
+        self._writer: Writer | None = None
+        if is_sqlite:
+            writing = open_sqlite(url, pool._replace(size=1), for_all=True)
+            self._writer = Writer(writing, self._write, pool_timeout_s)
 
-    @asynccontextmanager
-    async def unit_of_work(self) -> AsyncIterator[AsyncSession]:
+    def unit_of_work(self) -> AbstractAsyncContextManager[AsyncSession]:
         """One transaction that may write: commits at the end, rolls back on any exception."""
-        async with self._write.begin() as session:
-            yield session
+        return self._write.begin() if self._writer is None else self._writer.unit_of_work()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
@@ -101,12 +102,48 @@ class Database:
     @property
     def num_checked_out(self) -> int:
         """Connections in use at this moment."""
-        pool = self._engine.pool
-        assert isinstance(pool, QueuePool)
-        return pool.checkedout()
+        pools = [engine.pool for engine in self._engines]
+        assert all(isinstance(pool, QueuePool) for pool in pools)
+        return sum(pool.checkedout() for pool in pools if isinstance(pool, QueuePool))
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        for engine in self._engines:
+            await engine.dispose()
+
+    @property
+    def _engines(self) -> list[AsyncEngine]:
+        return [self._engine] if self._writer is None else [self._engine, self._writer.engine]
+
+
+class Pool(NamedTuple):
+    """How many connections there are, and how long one waits for one of them."""
+
+    size: int
+    timeout_s: float
+
+
+def open_postgres(url: str, pool: Pool) -> AsyncEngine:
+    return create_async_engine(
+        async_url(url),
+        pool_size=pool.size,
+        max_overflow=0,
+        pool_timeout=pool.timeout_s,
+        pool_pre_ping=True,  # a restarted Postgres is not noticed by a fact's writer
+        connect_args={"connect_timeout": CONNECT_S},
+    )
+
+
+def open_sqlite(url: str, pool: Pool, *, for_all: bool = False) -> AsyncEngine:
+    """`for_all`: several tasks use a connection in one transaction."""
+    path = make_url(url).database
+    assert path is not None, "SQLite needs a file"
+    own: dict[str, Any] = {"async_creator": lambda: PatientConnection(path)} if for_all else {}
+    engine = create_async_engine(
+        async_url(url), pool_size=pool.size, max_overflow=0, pool_timeout=pool.timeout_s, **own
+    )
+    event.listen(engine.sync_engine, "connect", configure_sqlite)
+    event.listen(engine.sync_engine, "begin", begin_sqlite)
+    return engine
 
 
 def configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

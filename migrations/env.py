@@ -7,7 +7,7 @@ from sqlalchemy import Connection, NullPool, create_engine
 
 from loraplex_platform.config import load_settings
 from loraplex_platform.db.base import UtcDateTime
-from loraplex_platform.db.database import sync_url
+from loraplex_platform.db.database import EVERY_TENANT, SEES, sync_url
 from loraplex_platform.models import Base
 
 
@@ -33,4 +33,6 @@ if given is not None:
 else:
     engine = create_engine(sync_url(load_settings().database), poolclass=NullPool)
     with engine.begin() as own:
+        if own.dialect.name == "postgresql":
+            own.exec_driver_sql(SEES, (EVERY_TENANT,))
         run(own)

@@ -53,7 +53,7 @@ class EffectiveLimits:
 
     async def of(self, principal: Principal) -> tuple[Limit, ...]:
         async def read() -> tuple[EffectiveLimit, ...]:
-            async with self._database.reading() as session:
+            async with self._database.reading(principal) as session:
                 return await effective_limits(session, principal, self._clock.now())
 
         now = self._clock.now()

@@ -34,7 +34,7 @@ class PlanService:
         plan = Plan(id=new_id("plan"), name=name, limits={}, created_at=self._clock.now())
         _apply(plan, {**DEFAULTS, **values})
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 await TenantRepository(session).add(plan)
         except IntegrityError as error:
             raise Conflict(f"there is a plan {name!r} already", param="name") from error
@@ -64,7 +64,7 @@ class PlanService:
         revision: int | None = None,
     ) -> Plan:
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 plan = await _found(session, plan_id)
                 check_revision(plan, revision)
                 _apply(plan, values)
@@ -77,7 +77,7 @@ class PlanService:
     async def remove(self, by: Administrator, plan_id: str) -> None:
         """Only a plan that no tenant is on."""
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 await TenantRepository(session).remove(await _found(session, plan_id))
         except IntegrityError as error:
             raise Conflict("tenants are on this plan") from error

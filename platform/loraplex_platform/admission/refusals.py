@@ -67,17 +67,17 @@ class RefusalService:
     ) -> Sequence[Refusals]:
         """Most refused first."""
         since = self._clock.now() - within - timedelta(minutes=1)
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             rows = await RejectionRepository(session).totals(by, since, tenant_id, limit)
         return [Refusals._make(row) for row in rows]
 
     async def by_minute(self, by: Administrator, since: datetime) -> dict[datetime, int]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await RejectionRepository(session).by_minute(by, since)
 
     async def recent(self, by: Administrator, tenant_id: str, limit: int = 50) -> list[Refusal]:
         """The tenant's latest, newest first."""
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             rows = await RejectionRepository(session).samples_of(tenant_id, by)
         refusals = [
             Refusal(**{**sample, "key_id": row.key_id, "at": datetime.fromisoformat(sample["at"])})

@@ -74,7 +74,7 @@ class LimitService:
             strict=strict,
             updated_at=self._clock.now(),
         )
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             await LimitRepository(session).put(rule)
             await self._tell(session, subject, dimension)
 
@@ -82,7 +82,7 @@ class LimitService:
         self, subject: Subject, dimension: str, *, by: Administrator = COMMAND_LINE
     ) -> None:
         """Lift a limit; does nothing where there is none."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             if await LimitRepository(session).remove(
                 subject.tenant_id, subject.level, subject.id, dimension
             ):
@@ -114,7 +114,7 @@ class LimitService:
             created_at=self._clock.now(),
             expires_at=expires_at,
         )
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             await LimitRepository(session).put(row)
             await self._tell(session, subject, dimension)
 
@@ -122,7 +122,7 @@ class LimitService:
         self, subject: Subject, dimension: str, *, by: Administrator = COMMAND_LINE
     ) -> None:
         """Does nothing where there is none."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             if await LimitRepository(session).remove(
                 subject.tenant_id, subject.level, subject.id, dimension, LimitOverride
             ):
@@ -134,7 +134,7 @@ class LimitService:
 
     async def effective(self, principal: Principal) -> tuple[EffectiveLimit, ...]:
         """What binds this key, read afresh, with where each value comes from."""
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             return await effective_limits(session, principal, self._clock.now())
 
     async def of_tenant(self, tenant_id: str) -> Sequence[LimitRule]:

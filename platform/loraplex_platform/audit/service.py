@@ -18,7 +18,7 @@ class AuditService:
     async def page(
         self, by: Administrator, wanted: AuditFilter, *, after: str | None = None, limit: int = 50
     ) -> Sequence[AuditEvent]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await AuditRepository(session).page(by, wanted, after, limit)
 
     async def export(self, by: Administrator, wanted: AuditFilter) -> AsyncIterator[str]:

@@ -71,7 +71,7 @@ class AdminKeyService:
             created_at=self._clock.now(),
             expires_at=expires_at,
         )
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             if tenant_id is not None:
                 await found(session, by, tenant_id)
             await KeyRepository(session).add(row)
@@ -80,17 +80,17 @@ class AdminKeyService:
     async def page(
         self, by: Administrator, *, after: str | None = None, limit: int = 20
     ) -> Sequence[AdminKey]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await KeyRepository(session).admin_keys(by, after, limit)
 
     async def find(self, by: Administrator, key_id: str) -> AdminKey:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await _found(session, by, key_id)
 
     async def rename(
         self, by: Administrator, key_id: str, name: str, *, revision: int | None = None
     ) -> AdminKey:
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             row = await _found(session, by, key_id)
             check_role(by, row.role, row.tenant_id)
             check_revision(row, revision)
@@ -98,7 +98,7 @@ class AdminKeyService:
         return row
 
     async def revoke(self, by: Administrator, key_id: str) -> AdminKey:
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             row = await _found(session, by, key_id)
             check_role(by, row.role, row.tenant_id)
             row.revoked_at = row.revoked_at or self._clock.now()

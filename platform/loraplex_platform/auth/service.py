@@ -59,7 +59,7 @@ class KeyService:
             expires_at=expires_at,
             **(values or {}),
         )
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             await self._check_place(session, by, row)
             await KeyRepository(session).add(row)
             await self._tell(session, "api_key.created", row)
@@ -74,17 +74,17 @@ class KeyService:
         after: str | None = None,
         limit: int = 20,
     ) -> Sequence[ApiKey]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             await found_project(session, by, tenant_id, project_id)
             return await KeyRepository(session).page(by, tenant_id, project_id, after, limit)
 
     async def find(self, by: Administrator, path: KeyPath) -> ApiKey:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await _found(session, by, path)
 
     async def find_in(self, by: Administrator, tenant_id: str, key_id: str) -> ApiKey:
         """A key of any of the tenant's projects."""
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             key = await KeyRepository(session).find_in(by, tenant_id, key_id)
         if key is None:
             raise NotFound(f"there is no key {key_id!r}", param="key_id")
@@ -92,14 +92,14 @@ class KeyService:
 
     async def look_up(self, by: Administrator, key_id: str) -> ApiKey | None:
         """A key of any tenant that the administrator sees."""
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             key = await KeyRepository(session).get(key_id)
         return key if key is not None and by.sees(key.tenant_id) else None
 
     async def last_used(
         self, by: Administrator, tenant_id: str, keys: Sequence[ApiKey]
     ) -> dict[str, datetime]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             ids = [key.id for key in keys]
             return await KeyRepository(session).last_used(by, tenant_id, ids)
 
@@ -112,7 +112,7 @@ class KeyService:
         revision: int | None = None,
     ) -> ApiKey:
         check_key_values(values)
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             key = await _found(session, by, path)
             check_revision(key, revision)
             for name, value in values.items():
@@ -122,7 +122,7 @@ class KeyService:
     async def rotate(self, by: Administrator, path: KeyPath, grace: timedelta) -> PlainKey:
         """A new secret for the same key; the old one works until the grace is over."""
         check_grace(grace)
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             key = await _found(session, by, path)
             if key.revoked_at is not None:
                 raise Conflict("a revoked key cannot be rotated")
@@ -137,7 +137,7 @@ class KeyService:
 
     async def revoke(self, key_id: str, *, by: Administrator = COMMAND_LINE) -> ApiKey:
         """Takes the key out of use; running servers follow within authenticator.CACHE_S."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             key = await KeyRepository(session).get(key_id)
             if key is None or not by.sees(key.tenant_id):
                 raise NotFound(f"there is no key {key_id!r}", param="id")

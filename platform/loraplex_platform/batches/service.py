@@ -75,7 +75,7 @@ class BatchService:
         The same order with the same key is the same job, however often it is given.
         """
         batch = self._ordered(principal, order, idempotency_key)
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(principal) as session:
             batches = BatchRepository(session)
             await batches.lock_tenant(principal.tenant_id)
             if idempotency_key is not None:
@@ -124,12 +124,12 @@ class BatchService:
             )
 
     async def list(self, principal: Principal, query: BatchQuery) -> Page[BatchObject]:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             batches = await BatchRepository(session).page(principal, query)
         return page_of([BatchObject.of(batch) for batch in batches], query.limit)
 
     async def get(self, principal: Principal, batch_id: str) -> BatchObject:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             batch = await BatchRepository(session).get(principal, batch_id)
         if batch is None:
             raise no_such_batch(batch_id)
@@ -139,7 +139,7 @@ class BatchService:
         self, principal: Principal, batch_id: str, *, by: Actor | None = None
     ) -> BatchObject:
         """Lines at work may end; cancelling again changes nothing."""
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(principal) as session:
             batches = BatchRepository(session)
             batch = await batches.get(principal, batch_id)
             if batch is None:

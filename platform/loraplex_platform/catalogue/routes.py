@@ -69,7 +69,7 @@ class Routes:
         self._known.clear()
 
     async def _read(self, principal: Principal, model: str, address: Address) -> Route:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             adapters = AdapterRepository(session)
             row = await adapters.name(principal, address.name)
             versions = await adapters.versions(principal, address.name)

@@ -73,7 +73,7 @@ class CatalogueService:
             raise Conflict(f"{name!r} is the base model's name", param="name")
 
     async def check_free(self, principal: Principal, name: str) -> None:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             if await AdapterRepository(session).name(principal, name) is not None:
                 raise Conflict(
                     f"there is an adapter {name!r} already", param="name", code="name_taken"
@@ -135,13 +135,13 @@ class CatalogueService:
     async def page(
         self, principal: Principal, *, after: str | None = None, limit: int
     ) -> Sequence[AdapterName]:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             return await AdapterRepository(session).names_page(principal, after, limit)
 
     async def get(self, principal: Principal, address: str) -> Entry:
         """A name with all its versions, or with the one that is addressed."""
         where = Address.parse(address)
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             row = await _found(session, principal, where.name)
             versions = await AdapterRepository(session).versions(principal, where.name)
         if where.number is None:
@@ -238,7 +238,7 @@ class CatalogueService:
     async def tell_refused(self, principal: Principal, name: str, refusal: InvalidRequest) -> None:
         """An upload is no adapter; nothing of it is kept but this event."""
         payload = RefusedAdapter(name, refusal.code, refusal.message)
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(principal) as session:
             now = self._clock.now()
             await emit(session, principal.tenant_id, "adapter.refused", payload, now)
 

@@ -1,7 +1,7 @@
 """The database: SQLite (WAL) or PostgreSQL behind one async engine."""
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, event
@@ -15,13 +15,17 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
     create_async_engine,
 )
-from sqlalchemy.orm import Session, UOWTransaction
+from sqlalchemy.orm import Session, SessionTransaction, UOWTransaction
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from loraplex_platform.db.base import Audited
 from loraplex_platform.db.writer import PatientConnection, Writer
 from loraplex_platform.kit.news import News
+from loraplex_platform.kit.principal import Administrator, Principal
 
+ROWS_OF = "rows_of"  # in a session's info: one tenant's id, or EVERY_TENANT
+EVERY_TENANT = "*"
+SEES = "SELECT set_config('loraplex.tenant_id', %s, true)"  # until the transaction ends
 UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout)  # the database cannot be asked
 CONNECT_S = 3
 SQLITE_PRAGMAS = (
@@ -51,7 +55,17 @@ def _with_driver(url: str, sqlite: str, postgres: str) -> str:
     return parsed.set(drivername=drivers[backend]).render_as_string(hide_password=False)
 
 
-class WritingSession(Session):
+class ScopedSession(Session):
+    """Tells Postgres in each transaction whose rows it may touch: row-level security keeps to that."""
+
+
+@event.listens_for(ScopedSession, "after_begin")
+def tell_whose_rows(session: Session, _: SessionTransaction, connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(SEES, (session.info[ROWS_OF],))
+
+
+class WritingSession(ScopedSession):
     """Refuses to change audited rows until `audit.trail` watches it."""
 
 
@@ -60,6 +74,13 @@ def refuse_unaudited(session: Session, _: UOWTransaction, __: object) -> None:
     if "actor" not in session.info:
         changed = [*session.new, *session.dirty, *session.deleted]
         assert not any(isinstance(row, Audited) for row in changed), "use audit.trail.changing"
+
+
+Asking = Principal | Administrator | None
+
+
+def _info(of: Asking) -> dict[str, Any]:
+    return {ROWS_OF: EVERY_TENANT if of is None or of.tenant_id is None else of.tenant_id}
 
 
 class Database:
@@ -79,7 +100,9 @@ class Database:
         is_sqlite = make_url(url).drivername.startswith("sqlite")
         self._engine = open_sqlite(url, pool) if is_sqlite else open_postgres(url, pool)
         self._read = async_sessionmaker(
-            self._engine.execution_options(postgresql_readonly=True), expire_on_commit=False
+            self._engine.execution_options(postgresql_readonly=True),
+            expire_on_commit=False,
+            sync_session_class=ScopedSession,
         )
         self._write = async_sessionmaker(
             self._engine, expire_on_commit=False, sync_session_class=WritingSession
@@ -89,14 +112,23 @@ class Database:
             writing = open_sqlite(url, pool._replace(size=1), for_all=True)
             self._writer = Writer(writing, self._write, pool_timeout_s)
 
-    def unit_of_work(self) -> AbstractAsyncContextManager[AsyncSession]:
-        """One transaction that may write: commits at the end, rolls back on any exception."""
-        return self._write.begin() if self._writer is None else self._writer.unit_of_work()
+    @asynccontextmanager
+    async def unit_of_work(self, of: Asking = None) -> AsyncIterator[AsyncSession]:
+        """One transaction that may write: commits at the end, rolls back on any exception.
+
+        It may touch what belongs to the tenant that asks; None is the platform's own work.
+        """
+        if self._writer is not None:
+            async with self._writer.unit_of_work(_info(of)) as session:
+                yield session
+        else:
+            async with self._write(info=_info(of)) as session, session.begin():
+                yield session
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncSession]:
+    async def reading(self, of: Asking = None) -> AsyncIterator[AsyncSession]:
         """One transaction that only reads; on SQLite it waits for no writer."""
-        async with self._read() as session:
+        async with self._read(info=_info(of)) as session:
             yield session
 
     @property

@@ -13,7 +13,13 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from loraplex_platform.db.database import begin_sqlite, configure_sqlite, sync_url
+from loraplex_platform.db.database import (
+    EVERY_TENANT,
+    SEES,
+    begin_sqlite,
+    configure_sqlite,
+    sync_url,
+)
 
 MIGRATION_LOCK = 0x6C706C78  # any number that is ours
 
@@ -54,6 +60,7 @@ def _exclusive(url: str) -> Iterator[Config]:
     with engine.begin() as connection:
         if not is_sqlite:
             connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
+            connection.exec_driver_sql(SEES, (EVERY_TENANT,))
         config = alembic_config()
         config.attributes["connection"] = connection
         yield config

@@ -40,10 +40,10 @@ class Writer:
     _group: Group | None = None
 
     @asynccontextmanager
-    async def unit_of_work(self) -> AsyncIterator[AsyncSession]:
+    async def unit_of_work(self, info: dict[str, Any]) -> AsyncIterator[AsyncSession]:
         """A savepoint in the open transaction; ends when that is committed.
 
-        A unit that fails takes nothing of the others with it.
+        A unit that fails takes nothing of the others with it. `info` is the session's.
         """
         await self._wait()
         try:
@@ -52,7 +52,7 @@ class Writer:
             try:
                 async with (
                     self.sessions(
-                        bind=group.connection, join_transaction_mode="create_savepoint"
+                        bind=group.connection, join_transaction_mode="create_savepoint", info=info
                     ) as session,
                     session.begin(),
                 ):

@@ -66,12 +66,12 @@ class FileService:
             expires_at=_expiry(form, now),
             holds=0,
         )
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(principal) as session:
             await FileRepository(session).add(file)
         file.num_bytes = await asyncio.to_thread(
             self._blobs.write, file.key, _limited(content, limit)
         )
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(principal) as session:
             file.ready_at = self._clock.now()
             await FileRepository(session).add(file)
             facts = {"filename": file.filename, "purpose": file.purpose, "bytes": file.num_bytes}
@@ -79,12 +79,12 @@ class FileService:
         return FileObject.of(file)
 
     async def list(self, principal: Principal, query: FileQuery) -> Page[FileObject]:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             files = await FileRepository(session).page(principal, query)
         return page_of([FileObject.of(file) for file in files], query.limit)
 
     async def get(self, principal: Principal, file_id: str) -> StoredFile:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             file = await FileRepository(session).get(principal, file_id)
         if file is None:
             raise no_such_file(file_id)
@@ -97,7 +97,7 @@ class FileService:
 
     async def delete(self, principal: Principal, file_id: str, *, by: Actor | None = None) -> None:
         """It cannot be seen any more; its content goes when no job reads it."""
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(principal) as session:
             file = await FileRepository(session).get(principal, file_id)
             if file is None:
                 raise no_such_file(file_id)

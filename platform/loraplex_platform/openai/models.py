@@ -18,7 +18,7 @@ class ModelService:
         self._base = _model(model.id, started_at, "loraplex")
 
     async def list(self, principal: Principal) -> list[Json]:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             adapters = await AdapterRepository(session).names_page(principal)
         own = [_model(a.name, a.created_at, principal.tenant_id) for a in adapters if a.is_enabled]
         return [model for model in [self._base, *own] if principal.may_use(model["id"])]
@@ -28,7 +28,7 @@ class ModelService:
             raise ModelNotFound(model_id)
         if model_id == self._base["id"]:
             return self._base
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             adapter = await AdapterRepository(session).name(principal, model_id)
         if adapter is None or not adapter.is_enabled:
             raise ModelNotFound(model_id)

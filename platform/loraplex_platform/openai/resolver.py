@@ -76,7 +76,7 @@ class Resolver:
         self._known.forget(lambda tenant_id: tenant_id in tenants or None in tenants)
 
     async def _look_up(self, principal: Principal) -> Known:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             tenants = TenantRepository(session)
             tenant = await tenants.own(principal)
             standing = await tenants.standing(tenant)

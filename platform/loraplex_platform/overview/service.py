@@ -72,7 +72,7 @@ class OverviewService:
         live = None if stats is None else live_of(stats, by)
         refused = await self._refusals.by_minute(by, since)
         refusals = await self._refusals.totals(by, HOUR, limit=TOP)
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             activity = ActivityRepository(session, by, since)
             minutes = await activity.minutes()
             latencies = _by_tier(await activity.latencies())

@@ -65,7 +65,7 @@ class PeopleService:
             created_at=self._clock.now(),
         )
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 if tenant_id is not None:
                     await found(session, by, tenant_id)
                 await PeopleRepository(session).add(person)
@@ -76,7 +76,7 @@ class PeopleService:
 
     async def reset(self, by: Administrator, tenant_id: str | None, person_id: str) -> Invitation:
         """A link to a new password; the old one works until the link is used."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             person = await _found(session, by, tenant_id, person_id)
             check_role(by, person.role, tenant_id)
             if person.state == "disabled":
@@ -113,13 +113,13 @@ class PeopleService:
         after: str | None = None,
         limit: int = 20,
     ) -> Sequence[Person]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             if tenant_id is not None:
                 await found(session, by, tenant_id)
             return await PeopleRepository(session).page(by, tenant_id, after, limit)
 
     async def find(self, by: Administrator, tenant_id: str | None, person_id: str) -> Person:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await _found(session, by, tenant_id, person_id)
 
     async def with_email(self, email: str) -> Person:
@@ -140,7 +140,7 @@ class PeopleService:
         revision: int | None = None,
     ) -> Person:
         """Name, role or state; who is disabled is logged out."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             person = await _found(session, by, tenant_id, person_id)
             check_role(by, person.role, tenant_id)
             check_revision(person, revision)
@@ -156,7 +156,7 @@ class PeopleService:
 
     async def remove(self, by: Administrator, tenant_id: str | None, person_id: str) -> None:
         """The audit log goes on naming them."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             person = await _found(session, by, tenant_id, person_id)
             check_role(by, person.role, tenant_id)
             await self._keep_an_owner(session, by, person, {"state": "disabled"})

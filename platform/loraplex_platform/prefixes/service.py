@@ -89,7 +89,7 @@ class PrefixService:
     async def all_of(self, principal: Principal) -> PrefixList:
         stats = self._engine.stats
         seen = {} if stats is None else {s.prefix_id: s for s in stats.prefixes}
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             own = await PrefixRepository(session).all_of(principal)
         return PrefixList(data=[PrefixObject.of(prefix, seen.get(prefix.id)) for prefix in own])
 

@@ -44,7 +44,7 @@ class PromptService:
             created_at=self._clock.now(),
         )
         try:
-            async with self._database.unit_of_work() as session:
+            async with self._database.unit_of_work(principal) as session:
                 await PromptRepository(session).add(row)
         except UNREACHABLE as error:
             log.warning("prompt_not_stored", request_id=request_id, error=type(error).__name__)
@@ -53,15 +53,15 @@ class PromptService:
         self, principal: Principal, *, after: str | None, limit: int
     ) -> Sequence[StoredPrompt]:
         """Oldest first."""
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             return await PromptRepository(session).page(principal, after, limit)
 
     async def get(self, principal: Principal, request_id: str) -> StoredPrompt:
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             return await _found(session, principal, request_id)
 
     async def delete(self, principal: Principal, request_id: str, *, by: Actor) -> None:
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(principal) as session:
             prompt = await _found(session, principal, request_id)
             note(session, prompt, "deleted", by, self._clock)
             await PromptRepository(session).remove(prompt)

@@ -32,7 +32,7 @@ class ProjectService:
         )
         _apply(project, values)
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 await found(session, by, tenant_id)
                 await TenantRepository(session).add(project)
         except IntegrityError as error:
@@ -42,12 +42,12 @@ class ProjectService:
     async def page(
         self, by: Administrator, tenant_id: str, *, after: str | None = None, limit: int = 20
     ) -> Sequence[Project]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             await found(session, by, tenant_id)
             return await TenantRepository(session).projects(by, tenant_id, after, limit)
 
     async def find(self, by: Administrator, tenant_id: str, project_id: str) -> Project:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await found_project(session, by, tenant_id, project_id)
 
     async def change(
@@ -60,7 +60,7 @@ class ProjectService:
         revision: int | None = None,
     ) -> Project:
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 project = await found_project(session, by, tenant_id, project_id)
                 check_revision(project, revision)
                 _apply(project, values)
@@ -70,7 +70,7 @@ class ProjectService:
 
     async def archive(self, by: Administrator, tenant_id: str, project_id: str) -> Project:
         """Its keys no longer work, within a second; what it used stays in the books."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             project = await found_project(session, by, tenant_id, project_id)
             if project.name == "default":
                 raise Conflict("the default project stays as long as its tenant")
@@ -89,7 +89,7 @@ class ProjectService:
             created_at=self._clock.now(),
         )
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 await found_project(session, by, tenant_id, project_id)
                 await TenantRepository(session).add(account)
         except IntegrityError as error:
@@ -105,14 +105,14 @@ class ProjectService:
         after: str | None = None,
         limit: int = 20,
     ) -> Sequence[ServiceAccount]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             project = await found_project(session, by, tenant_id, project_id)
             return await TenantRepository(session).service_accounts(by, project, after, limit)
 
     async def account(
         self, by: Administrator, tenant_id: str, project_id: str, account_id: str
     ) -> ServiceAccount:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await found_account(session, by, tenant_id, project_id, account_id)
 
     async def rename_account(
@@ -126,7 +126,7 @@ class ProjectService:
         """`ids` are those of tenant, project and account."""
         check_name(name, "service account")
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 account = await found_account(session, by, *ids)
                 check_revision(account, revision)
                 account.name = name

@@ -53,7 +53,7 @@ class TenantService:
         tenant = Tenant(id=new_id("ten"), name=name, state="active", created_at=now)
         project = Project(id=new_id("proj"), tenant_id=tenant.id, name="default", created_at=now)
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 await _apply(session, tenant, _given(change))
                 await TenantRepository(session).add(tenant)
                 await TenantRepository(session).add(project)
@@ -69,12 +69,12 @@ class TenantService:
         self, by: Administrator, *, after: str | None = None, limit: int = 20, like: str = ""
     ) -> Sequence[Tenant]:
         """Those whose name begins with `like`, or whose id it is."""
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await TenantRepository(session).page(by, after, limit, like=like)
 
     async def names(self, by: Administrator, tenant_ids: Collection[str]) -> dict[str, str]:
         """By id, of those that are seen."""
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await TenantRepository(session).names(by, tenant_ids)
 
     async def get(self, name: str) -> Tenant:
@@ -83,14 +83,14 @@ class TenantService:
 
     async def find(self, by: Administrator, tenant_id: str) -> Tenant:
         """By id; what the administrator may not see does not exist."""
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await found(session, by, tenant_id)
 
     async def set(
         self, name: str, change: TenantChange, *, by: Administrator = COMMAND_LINE
     ) -> Tenant:
         """Change what the change names; running servers see it with the next request."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             tenant = await _named(TenantRepository(session), name)
             await _apply(session, tenant, change.given())
         return tenant
@@ -105,7 +105,7 @@ class TenantService:
     ) -> Tenant:
         """Set the given columns; `revision` is the one that the caller has seen."""
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 tenant = await found(session, by, tenant_id)
                 check_revision(tenant, revision)
                 plan_id = tenant.plan_id
@@ -119,7 +119,7 @@ class TenantService:
 
     async def move(self, by: Administrator, tenant_id: str, state: TenantState) -> Tenant:
         """Suspend, resume or close; keys follow within a second. Twice is as good as once."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             tenant = await found(session, by, tenant_id)
             if tenant.state != state:
                 if state not in NEXT_STATES[tenant.state]:

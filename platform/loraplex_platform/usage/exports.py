@@ -97,7 +97,7 @@ class ExportService:
         self, principal: Principal, month: Month, kind: Kind, format: Format
     ) -> Path:
         """The principal's own."""
-        async with self._database.reading() as session:
+        async with self._database.reading(principal) as session:
             tenant = await TenantRepository(session).own(principal)
         return await self.write(tenant, month, kind, format)
 

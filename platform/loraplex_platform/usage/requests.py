@@ -50,11 +50,11 @@ class RequestLog:
         if last is not None:
             place = tuple_(UsageEvent.started_at, UsageEvent.request_id)
             statement = statement.where(place < (last.started_at, last.request_id))
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             rows = await session.scalars(statement.order_by(*NEWEST_FIRST).limit(limit))
             return rows.all()
 
     async def find(self, by: Administrator, request_id: str) -> UsageEvent | None:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             own = visible_to(by, UsageEvent)
             return await session.scalar(own.where(UsageEvent.request_id == request_id))

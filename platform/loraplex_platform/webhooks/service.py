@@ -52,7 +52,7 @@ class WebhookService:
             is_active=True,
             created_at=self._clock.now(),
         )
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             await found(session, by, tenant_id)
             await WebhookRepository(session).add(webhook)
         return NewWebhook(webhook, secret)
@@ -60,12 +60,12 @@ class WebhookService:
     async def page(
         self, by: Administrator, tenant_id: str, *, after: str | None = None, limit: int = 20
     ) -> Sequence[Webhook]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             await found(session, by, tenant_id)
             return await WebhookRepository(session).page(by, tenant_id, after, limit)
 
     async def find(self, by: Administrator, tenant_id: str, webhook_id: str) -> Webhook:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await _found(session, by, tenant_id, webhook_id)
 
     async def change(
@@ -79,7 +79,7 @@ class WebhookService:
     ) -> Webhook:
         if "url" in values:
             self._check(str(values["url"]))
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
             check_revision(webhook, revision)
             for name, value in values.items():
@@ -88,13 +88,13 @@ class WebhookService:
 
     async def remove(self, by: Administrator, tenant_id: str, webhook_id: str) -> None:
         """What it has not been told yet, it is not told any more."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
             await WebhookRepository(session).remove(webhook)
 
     async def test(self, by: Administrator, tenant_id: str, webhook_id: str) -> Delivery:
         """Post `webhook.test` to it, like any other event."""
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(by) as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
             delivery = delivery_to(
                 webhook, "webhook.test", WebhookTest(webhook.id), self._clock.now()
@@ -111,7 +111,7 @@ class WebhookService:
         after: str | None = None,
         limit: int = 20,
     ) -> Sequence[Delivery]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
             return await WebhookRepository(session).deliveries(by, webhook, after, limit)
 

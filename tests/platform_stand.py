@@ -27,6 +27,7 @@ from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.models import Base, UsageEvent
 from loraplex_platform.openai.served_model import BYTE_OF_CHAR
+from loraplex_platform.protocol import PunctualProtocol
 from loraplex_platform.tenants.service import TenantService
 
 SPECIAL = ("<unk>", "<|im_start|>", "<|im_end|>")
@@ -147,7 +148,12 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)
         config = uvicorn.Config(
-            app, log_config=None, lifespan="on", timeout_graceful_shutdown=2, proxy_headers=False
+            app,
+            http=PunctualProtocol,
+            log_config=None,
+            lifespan="on",
+            timeout_graceful_shutdown=2,
+            proxy_headers=False,
         )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

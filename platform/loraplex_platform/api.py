@@ -13,6 +13,7 @@ from loraplex_platform.app import create_app
 from loraplex_platform.config import BadSetting, load_settings
 from loraplex_platform.observability.logging import configure_logging
 from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.protocol import PunctualProtocol
 
 DRAIN_S = 10  # for open streams, once told to stop
 
@@ -36,6 +37,7 @@ def main() -> None:
         app,
         host=settings.host,
         port=settings.port,
+        http=PunctualProtocol,
         log_config=None,
         access_log=False,
         proxy_headers=False,  # uvicorn would believe whoever connects from this machine

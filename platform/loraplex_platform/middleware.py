@@ -14,6 +14,7 @@ from loraplex_platform.auth.networks import Network, client_address
 from loraplex_platform.errors import error_response
 from loraplex_platform.kit.errors import HeadersTooLarge, InvalidRequest, PlatformError
 from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.json_depth import MAX_DEPTH, JsonDepth
 
 log = structlog.get_logger(__name__)
 QUIET = frozenset({"/livez", "/readyz", "/metrics"})
@@ -79,7 +80,10 @@ class RequestContext:
                 larger = self._larger.get(scope["path"])
                 limit = self._max_body_bytes if larger is None else larger
                 wait_s = BODY_S if larger is None else LARGER_BODY_S
-                await self._app(scope, _bounded(receive, limit, wait_s), send_with_id)
+                bounded = _bounded(receive, limit, wait_s)
+                if "multipart/" not in headers.get("content-type", ""):
+                    bounded = _shallow(bounded)
+                await self._app(scope, bounded, send_with_id)
             finally:
                 if scope["path"] not in QUIET:
                     log.info(
@@ -124,3 +128,16 @@ def _bounded(receive: Receive, limit: int, wait_s: float) -> Receive:
         return message
 
     return bounded
+
+
+def _shallow(receive: Receive) -> Receive:
+    """Refuses JSON that is nested too deep for whoever walks through it."""
+    nesting = JsonDepth()
+
+    async def shallow() -> Message:
+        message = await receive()
+        if not nesting.feed(message.get("body", b"")):
+            raise HTTPException(400, f"The body is nested deeper than {MAX_DEPTH} levels.")
+        return message
+
+    return shallow

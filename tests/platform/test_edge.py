@@ -1,12 +1,19 @@
 """The edge: what is too large, too deep, too slow or ambiguous is refused in our error shape."""
 
 import asyncio
+import contextlib
+import itertools
 import json
+from collections.abc import AsyncIterator
 
 import pytest
-from tests.platform_stand import Served
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.responses import StreamingResponse
+from tests.platform_stand import BASE, Served
 
-from loraplex_platform import middleware
+from loraplex_platform import middleware, protocol
+from loraplex_platform.kit.json_depth import MAX_DEPTH, JsonDepth
 
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
 
@@ -33,12 +40,88 @@ def with_body(served: Served, body: bytes) -> bytes:
     return with_key(served, f"content-length: {len(body)}").encode() + body
 
 
-@pytest.mark.parametrize("depth", [1_000, 200_000])
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 1_000, 200_000])
 async def test_deeply_nested_json_is_a_bad_request(served: Served, depth: int) -> None:
     body = b'{"model":' + b"[" * depth + b"]" * depth + b"}"
     status, error = await raw(served, with_body(served, body))
     assert status == 400
     assert set(error) == {"message", "type", "param", "code"}
+    assert f"nested deeper than {MAX_DEPTH}" in str(error["message"])
+
+
+@given(
+    value=st.recursive(
+        st.text('a"\\[]{}é\n') | st.none(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('x["\\'), inner),
+        max_leaves=20,
+    ),
+    cuts=st.lists(st.integers(0, 400)),
+)
+def test_depth_is_that_of_the_brackets_outside_of_strings(value: object, cuts: list[int]) -> None:
+    def depth(value: object) -> int:
+        if not isinstance(value, list | dict):
+            return 0
+        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+    text = json.dumps([value], ensure_ascii=False).encode()
+    left = MAX_DEPTH - depth([value])
+    for spare in (left, left + 1):
+        wrapped, nesting = b"[" * spare + text + b"]" * spare, JsonDepth()
+        edges = [0, *sorted(cuts), len(wrapped)]
+        kept = [nesting.feed(wrapped[a:b]) for a, b in itertools.pairwise(edges)]
+        assert all(kept) == (spare == left)
+        assert nesting.depth == 0 or not all(kept)
+
+
+async def test_a_head_that_never_ends_is_hung_up_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
+    host, port = served.base_url.removeprefix("http://").split(":")
+    for sent in (b"", HEAD.encode()):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_long_answer_is_not_cut_by_the_time_for_heads(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.05)
+    served.engine.step_s = 0.02
+    answer = await served.client().chat.completions.create(
+        model=BASE, messages=[{"role": "user", "content": "hi"}], max_tokens=10
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 10
+
+
+async def test_a_client_that_does_not_read_its_answer_is_hung_up_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "STALLED_S", 0.1)
+    done = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"a" * 65536
+                await asyncio.sleep(0)
+        finally:
+            done.set()
+
+    served.app.add_api_route("/endless", lambda: StreamingResponse(endless()))
+    host, port = served.base_url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(b"GET /endless HTTP/1.1\r\nhost: test\r\n\r\n")
+    async with asyncio.timeout(10):
+        await done.wait()
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def test_too_many_headers_are_refused(served: Served) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
+from loraplex_platform.kit.json_depth import is_too_deep
+
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 10 * 1024 * 1024  # what a request of its own may have
 MAX_CUSTOM_ID = 512  # characters
@@ -87,8 +89,8 @@ def _parse(raw: bytes, line_no: int, offset: int, endpoint: str) -> InputLine | 
     except UnicodeDecodeError:
         return LineError("invalid_encoding", "This line is not valid UTF-8.", None, line_no)
     try:
-        line = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        line = None if is_too_deep(raw) else json.loads(text, parse_constant=_no_constant)
+    except ValueError:
         line = None
     if not isinstance(line, dict):
         return LineError(

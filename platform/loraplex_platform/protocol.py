@@ -1,0 +1,61 @@
+"""HTTP on the wire: uvicorn's, but it hangs up on clients that do not keep pace."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_S = 10.0  # for the whole head of a request
+STALLED_S = 60.0  # for a client to read on when its answer has filled the buffers
+
+
+class PunctualProtocol(H11Protocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _cancel(self._head_timer)
+        _cancel(self._stall_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering:
+            _cancel(self._head_timer)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        _cancel(self._stall_timer)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        _cancel(self._head_timer)
+        self._head_timer = self.loop.call_later(HEAD_S, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if not self._is_answering:  # the next request may have come with the last one
+            self.transport.close()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

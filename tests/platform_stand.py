@@ -13,7 +13,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
-from sqlalchemy import select
+from sqlalchemy import Engine, NullPool, create_engine, select
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from loraplex_adapters.report import LoadReport
@@ -21,7 +21,7 @@ from loraplex_engine.fake import FakeEngine
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.registry import SqlRegistry
 from loraplex_platform.config import Settings
-from loraplex_platform.db.database import Database
+from loraplex_platform.db.database import EVERY_TENANT, Database, sync_url
 from loraplex_platform.db.scope import ACROSS, across_tenants
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
@@ -95,6 +95,13 @@ async def seed(settings: Settings) -> Seeded:
 async def add_adapter(database: Database, tenant_id: str, name: str, version: str) -> None:
     report = LoadReport(None, rank=8, num_bytes=1, modules=(), unadapted=(), warnings=())
     await SqlRegistry(database, lambda _: report, SystemClock()).add(tenant_id, name, version)
+
+
+def engine_of(url: str) -> Engine:
+    """For statements of a test's own, on the rows of every tenant."""
+    is_postgres = url.startswith("postgres")
+    everyone = {"options": f"-c loraplex.tenant_id={EVERY_TENANT}"} if is_postgres else {}
+    return create_engine(sync_url(url), poolclass=NullPool, connect_args=everyone)
 
 
 async def content_of(database: Database) -> str:

@@ -5,11 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from tests.admin_stand import PROJECT, AdminStand, admin_stand
-from tests.platform_stand import Seeded
-
-from loraplex_platform.db.database import sync_url
+from tests.platform_stand import Seeded, engine_of
 
 
 @pytest.fixture
@@ -144,7 +142,7 @@ async def test_ten_requests_at_once_with_one_idempotency_key_make_one_project(
 async def test_stored_answer_holds_no_key_in_the_clear(stand: AdminStand, app: FastAPI) -> None:
     made = await stand.call("POST", PROJECT + "/keys", {}, idempotency_key="a")
     secret = made.json()["value"].rpartition("_")[2]
-    engine = create_engine(sync_url(app.state.database.url))
+    engine = engine_of(app.state.database.url)
     with engine.connect() as connection:
         rows = connection.execute(text("SELECT * FROM idempotent_request")).all()
     engine.dispose()

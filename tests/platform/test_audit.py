@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from tests.platform_stand import engine_of
 
 from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.audit.repository import AuditFilter
 from loraplex_platform.audit.service import AuditService
-from loraplex_platform.db.database import Database, sync_url
+from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
@@ -31,7 +32,7 @@ async def either(request: pytest.FixtureRequest, database: Database) -> Database
 async def test_log_is_append_only(either: Database) -> None:
     await TenantService(either, SystemClock()).create("acme")
     await either.close()
-    engine = create_engine(sync_url(either.url))
+    engine = engine_of(either.url)
     for statement in ("UPDATE audit_event SET actor_id = 'x'", "DELETE FROM audit_event"):
         with engine.connect() as connection, pytest.raises(DBAPIError, match="append-only"):
             connection.execute(text(statement))

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from openai import AuthenticationError
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from tests.adapter_stand import AdapterClient, base_folder, weights_of
 from tests.admin_stand import PROJECT, AdminStand, admin_stand
 from tests.platform.batch_stand import jsonl, line, run
-from tests.platform_stand import BASE, Served, usage_of
+from tests.platform_stand import BASE, Served, engine_of, usage_of
 from typer.testing import CliRunner
 
 from loraplex_adapters.blobs import BlobStore
@@ -27,7 +27,6 @@ from loraplex_platform.control.closing import EXPORT_LIFE, LAST_WORD, Closer
 from loraplex_platform.control.exports import LEFT_OUT, TenantExportService, exported_tables
 from loraplex_platform.control.retention import Retention
 from loraplex_platform.db.base import Base
-from loraplex_platform.db.database import sync_url
 from loraplex_platform.kit.clock import ManualClock, SystemClock
 
 CONTENT = (
@@ -49,7 +48,7 @@ def app(make_app: Callable[..., FastAPI], tmp_path: Path) -> FastAPI:
 
 
 def rows(app: FastAPI, query: str, tenant_id: str) -> int:
-    engine = create_engine(sync_url(app.state.database.url))
+    engine = engine_of(app.state.database.url)
     with engine.connect() as connection:
         count: int = connection.execute(text(query), {"t": tenant_id}).scalar_one()
     engine.dispose()

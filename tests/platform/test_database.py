@@ -10,8 +10,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from openai import AsyncOpenAI
-from sqlalchemy import Engine, NullPool, create_engine, inspect, text
-from tests.platform_stand import letter_engine, listening, seed
+from sqlalchemy import inspect, text
+from tests.platform_stand import engine_of, letter_engine, listening, seed
 
 import loraplex_platform
 from loraplex_platform.admission.plans import PlanService
@@ -19,7 +19,7 @@ from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.app import create_app
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.config import Settings
-from loraplex_platform.db.database import EVERY_TENANT, Database, sync_url
+from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import downgrade, upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
@@ -50,16 +50,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'empty.sqlite3'}"
 
 
-def engine_of(url: str) -> Engine:
-    """For statements of ours, on the rows of every tenant."""
-    is_postgres = url.startswith("postgres")
-    everyone = {"options": f"-c loraplex.tenant_id={EVERY_TENANT}"} if is_postgres else {}
-    return create_engine(sync_url(url), poolclass=NullPool, connect_args=everyone)
-
-
 def test_migrations_make_what_the_models_say_and_undo_it(url: str) -> None:
     upgrade(url)
-    engine = create_engine(sync_url(url), poolclass=NullPool)
+    engine = engine_of(url)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []

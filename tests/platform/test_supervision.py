@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import text
+from tests.platform_stand import engine_of
 
 from loraplex_platform.config import Settings
 from loraplex_platform.db.migrations import upgrade
@@ -130,7 +131,7 @@ async def test_seeding_twice_makes_no_second_tenant_and_a_private_file(tmp_path:
     upgrade(settings.database)
     for port in (1, 2):
         await demo.seed(settings, tmp_path, f"http://h:{port}/v1")
-    engine = create_engine(settings.database, poolclass=NullPool)
+    engine = engine_of(settings.database)
     with engine.connect() as connection:
         names = connection.execute(text("select name from tenant order by name")).scalars().all()
     engine.dispose()

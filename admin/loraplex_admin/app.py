@@ -16,7 +16,17 @@ from starlette.staticfiles import StaticFiles
 
 from loraplex_admin import words
 from loraplex_admin.cookies import is_from_here, session_token
-from loraplex_admin.pages import audit, keys, limits, overview, people, requests, sign_in, tenants
+from loraplex_admin.pages import (
+    audit,
+    keys,
+    limits,
+    overview,
+    people,
+    requests,
+    sign_in,
+    single_sign_on,
+    tenants,
+)
 from loraplex_admin.services import Services
 from loraplex_admin.visit import PREFIX, Page, Visit, with_query
 from loraplex_platform.errors import shape_of
@@ -26,6 +36,7 @@ from loraplex_platform.kit.roles import allows
 HERE = Path(__file__).parent
 PAGES: tuple[Page, ...] = (
     *sign_in.PAGES,
+    *single_sign_on.PAGES,
     *overview.PAGES,
     *tenants.PAGES,
     *limits.PAGES,

@@ -14,6 +14,7 @@ from loraplex_platform.observability.health import Health
 from loraplex_platform.overview.service import OverviewService
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.people.sessions import SessionService
+from loraplex_platform.people.single_sign_on import SingleSignOn
 from loraplex_platform.tenants.projects import ProjectService
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.requests import RequestLog
@@ -22,6 +23,7 @@ from loraplex_platform.usage.requests import RequestLog
 @dataclass(frozen=True, slots=True)
 class Services:
     sessions: SessionService
+    single_sign_on: SingleSignOn | None
     people: PeopleService
     tenants: TenantService
     projects: ProjectService

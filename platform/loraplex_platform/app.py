@@ -61,6 +61,7 @@ from loraplex_platform.overview.service import OverviewService
 from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.people.sessions import SessionService
+from loraplex_platform.people.single_sign_on import open_single_sign_on
 from loraplex_platform.prefixes import endpoints as prefixes
 from loraplex_platform.prefixes.service import PrefixService
 from loraplex_platform.prefixes.warmth import Warmth
@@ -171,6 +172,7 @@ def create_app(
     outbox = Outbox(database, secrets, sender, clock)
     passwords = Passwords()
     sessions = SessionService(database, secrets, passwords, clock)
+    single_sign_on = open_single_sign_on(settings, sessions, secrets, clock)
     idempotency = Idempotency(database, secrets, clock)
     retention = Retention(database, clock)
     tenant_exports = TenantExportService(
@@ -227,6 +229,7 @@ def create_app(
     app.state.audit = AuditService(database)
     app.state.people = PeopleService(database, secrets, passwords, clock)
     app.state.sessions = sessions
+    app.state.single_sign_on = single_sign_on
     app.state.idempotency = idempotency
     app.state.tenants = TenantService(database, clock)
     app.state.plans = PlanService(database, clock)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
+from urllib.parse import urlsplit
 
 PREFIX = "LORAPLEX_"
 
@@ -45,6 +46,11 @@ class Settings:
     batch_lease_s: float = 30.0  # when another process may take over from one that is gone
     batch_tick_s: float = 5.0  # how often a dispatcher looks for work that nobody announced
     webhook_networks: tuple[str, ...] = ()  # private ones, CIDR, that webhooks may be posted to
+    public_url: str | None = None  # how browsers reach the console, for signing in elsewhere
+    oidc_issuer: str | None = None  # an OpenID provider that people may sign in at
+    oidc_client_id: str | None = None
+    oidc_client_secret: str | None = field(default=None, repr=False)
+    oidc_new_role: str | None = None  # of staff, for people who are not known; None: refused
     adapter_folders: tuple[str, ...] = ()  # from where operators may load adapters over HTTP
     log_level: str = "info"
     engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
@@ -77,8 +83,21 @@ class Settings:
                     ip_network(network)
                 except ValueError as error:
                     raise BadSetting(name.upper(), network, "CIDR networks") from error
+        self._check_oidc()
         if self.log_level not in LOG_LEVELS:
             raise BadSetting("LOG_LEVEL", self.log_level, " or ".join(LOG_LEVELS))
+
+    def _check_oidc(self) -> None:
+        if self.oidc_issuer is None:
+            return
+        for name in ("oidc_client_id", "oidc_client_secret", "public_url"):
+            if getattr(self, name) is None:
+                raise BadSetting(name.upper(), "", "a value, since LORAPLEX_OIDC_ISSUER has one")
+        for name in ("oidc_issuer", "public_url"):
+            if not is_private_url(str(getattr(self, name))):
+                raise BadSetting(name.upper(), str(getattr(self, name)), "an https:// address")
+        if self.oidc_new_role not in (None, *STAFF_ROLES):
+            raise BadSetting("OIDC_NEW_ROLE", str(self.oidc_new_role), " or ".join(STAFF_ROLES))
 
     @property
     def database(self) -> str:
@@ -106,6 +125,15 @@ class Settings:
         return self.home.absolute() / "adapters"
 
 
+def is_private_url(url: str) -> bool:
+    """Whether nobody on the way can read along: HTTPS, or this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (
+        parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+    )
+
+
+STAFF_ROLES = ("owner", "operator", "billing", "viewer")
 DISPATCHERS = ("inprocess", "celery")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 TEXT = (
@@ -118,6 +146,11 @@ TEXT = (
     "served_model_name",
     "engine_address",
     "files_url",
+    "public_url",
+    "oidc_issuer",
+    "oidc_client_id",
+    "oidc_client_secret",
+    "oidc_new_role",
     "batch_dispatcher",
     "log_level",
 )

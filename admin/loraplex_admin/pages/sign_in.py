@@ -14,7 +14,7 @@ from loraplex_platform.kit.errors import (
 
 
 async def show_sign_in(visit: Visit) -> Response:
-    return _form(visit)
+    return form(visit)
 
 
 async def sign_in(visit: Visit) -> Response:
@@ -25,16 +25,16 @@ async def sign_in(visit: Visit) -> Response:
     try:
         token = await sessions.open(visit.text("email"), str(visit.form.get("password")), address)
     except InvalidLogin as error:
-        return _form(visit, 401, error.message)
+        return form(visit, 401, error.message)
     except RateLimited as error:
         wait = f"{error.retry_after_s:.0f}" if error.retry_after_s else "60"
-        response = _form(visit, 429, f"Too many wrong passwords. Try again in {wait} seconds.")
+        response = form(visit, 429, f"Too many wrong passwords. Try again in {wait} seconds.")
         response.headers["retry-after"] = wait
         return response
     old = session_token(request)
     if old is not None:
         await sessions.close(old)
-    response = visit.goto(_inside(visit.text("next")))
+    response = visit.goto(inside(visit.text("next")))
     set_session(request, response, token)
     return response
 
@@ -66,12 +66,12 @@ async def redeem_link(visit: Visit) -> Response:
     return visit.goto("/sign-in", done="password")
 
 
-def _form(visit: Visit, status: int = 200, problem: str | None = None) -> Response:
+def form(visit: Visit, status: int = 200, problem: str | None = None) -> Response:
     wanted = visit.text("next") or visit.query.get("next", "")
-    return visit.render("sign_in.html", status, problem=problem, next=_inside(wanted))
+    return visit.render("sign_in.html", status, problem=problem, next=inside(wanted))
 
 
-def _inside(path: str) -> str:
+def inside(path: str) -> str:
     """A page of the console, whatever a link says."""
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"
 

@@ -5,12 +5,12 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
-from sqlalchemy import Table, select
+from sqlalchemy import Table
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_adapters.blobs import BlobStore
@@ -19,8 +19,8 @@ from loraplex_adapters.store import CANONICAL_NAME, AdapterStore
 from loraplex_platform.audit.trail import as_json, note
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.base import Base
+from loraplex_platform.db.content import rows_of_tenant
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.scope import ACROSS
 from loraplex_platform.files.models import key_of
 from loraplex_platform.files.repository import FileRepository
 from loraplex_platform.kit.clock import Clock
@@ -39,7 +39,6 @@ LEFT_OUT = frozenset(  # of use to nobody else, or for the tenant's own eyes
         "webhook_delivery",
     }
 )
-PAGE = 1000  # rows in memory at once
 
 
 class Contents(NamedTuple):
@@ -102,8 +101,9 @@ class TenantExportService:
         self, tar: tarfile.TarFile, session: AsyncSession, table: Table, tenant_id: str
     ) -> None:
         with tempfile.TemporaryFile() as lines:
-            async for row in _rows(session, table, tenant_id):
-                lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            async for row in rows_of_tenant(session, table, tenant_id):
+                facts = {name: as_json(value) for name, value in row.items()}
+                lines.write(json.dumps(facts, ensure_ascii=False).encode() + b"\n")
             if lines.tell():
                 await asyncio.to_thread(_add, tar, f"{table.name}.jsonl", lines)
 
@@ -145,18 +145,6 @@ def exported_tables() -> list[Table]:
         for table in Base.metadata.sorted_tables
         if ("tenant_id" in table.c or table.name == "tenant") and table.name not in LEFT_OUT
     ]
-
-
-async def _rows(
-    session: AsyncSession, table: Table, tenant_id: str
-) -> AsyncIterator[dict[str, Any]]:
-    """Without secrets."""
-    columns = [column for column in table.c if not column.info.get("secret")]
-    owner = table.c.tenant_id if "tenant_id" in table.c else table.c.id
-    statement = select(*columns).where(owner == tenant_id).order_by(*table.primary_key.columns)
-    options = {ACROSS: True, "yield_per": PAGE}
-    async for row in await session.stream(statement, execution_options=options):
-        yield {name: as_json(value) for name, value in row._mapping.items()}
 
 
 async def _contents(session: AsyncSession, tenant_id: str) -> Contents:

@@ -1,13 +1,16 @@
 """What tenants stored, by table: found through the `Content` mark of the models."""
 
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CursorResult, delete, select, tuple_
+from sqlalchemy import CursorResult, Table, delete, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.base import Base, Content
 from loraplex_platform.db.scope import ACROSS
+
+PAGE = 1000  # rows in memory at once
 
 
 def content_models() -> list[type[Any]]:
@@ -31,3 +34,15 @@ async def erase_some(
     )
     assert isinstance(result, CursorResult)
     return result.rowcount
+
+
+async def rows_of_tenant(
+    session: AsyncSession, table: Table, tenant_id: str
+) -> AsyncIterator[Mapping[str, Any]]:
+    """All rows of a tenant, without secrets, a page in memory at a time."""
+    columns = [column for column in table.c if not column.info.get("secret")]
+    owner = table.c.tenant_id if "tenant_id" in table.c else table.c.id
+    statement = select(*columns).where(owner == tenant_id).order_by(*table.primary_key.columns)
+    options = {ACROSS: True, "yield_per": PAGE}
+    async for row in await session.stream(statement, execution_options=options):
+        yield {str(name): value for name, value in row._mapping.items()}

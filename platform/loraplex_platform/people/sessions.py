@@ -13,12 +13,13 @@ from loraplex_platform.kit.errors import InvalidLogin
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Actor
 from loraplex_platform.kit.secrets import Secrets
-from loraplex_platform.people.models import LoginSession
+from loraplex_platform.people.models import LoginSession, Person
 from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.people.repository import PeopleRepository
-from loraplex_platform.people.schemas import Visitor, administrator_of
+from loraplex_platform.people.schemas import Visitor, administrator_of, email_of
 
 SESSION_LIVES = timedelta(hours=12)
+PROVIDER = Actor("system", "oidc")
 FORM_LABEL = "loraplex session forms"
 
 
@@ -47,6 +48,31 @@ class SessionService:
             for subject in (address or "", email):
                 self._throttle.failed(subject)
             raise InvalidLogin
+        return await self._open(person, address)
+
+    async def open_verified(self, email: str, new_role: str | None, address: str | None) -> str:
+        """For whom a provider vouches; who is not known is made with the role, if there is one."""
+        email = email_of(email)
+        async with self._database.reading() as session:
+            person = await PeopleRepository(session).with_email(email)
+        if person is None and new_role is not None:
+            person = Person(
+                id=new_id("per"),
+                tenant_id=None,
+                email=email,
+                name="",
+                role=new_role,
+                state="active",
+                created_at=self._clock.now(),
+            )
+            async with changing(self._database, PROVIDER, self._clock) as session:
+                await PeopleRepository(session).add(person)
+        if person is None or person.state == "disabled":
+            raise InvalidLogin("You have no account here: ask whoever runs the platform.")
+        return await self._open(person, address)
+
+    async def _open(self, person: Person, address: str | None) -> str:
+        """Who was invited and has come is active."""
         token, now = random.token_urlsafe(32), self._clock.now()
         opened = LoginSession(
             id=new_id("ses"),
@@ -59,7 +85,11 @@ class SessionService:
         )
         actor = administrator_of(person).at("", address).actor
         async with changing(self._database, actor, self._clock) as session:
-            await PeopleRepository(session).add(opened)
+            people = PeopleRepository(session)
+            await people.add(opened)
+            invited = await people.with_id(person.id)
+            if invited is not None and invited.state == "invited":
+                invited.state = "active"
         return token
 
     async def visitor(self, token: str) -> Visitor | None:

@@ -1,5 +1,6 @@
 """The machine below the runner: memory for KV, and copies of blocks between two arenas of it."""
 
+import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,6 +104,13 @@ class Device:
             return None
         done: torch.cuda.Event = torch.cuda.current_stream(self.torch_device).record_event()
         return done
+
+
+def return_freed_memory() -> None:
+    """To the system: glibc keeps what is freed between tensors that stay."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _arena(shape: KvShape, num_blocks: int, device: torch.device) -> list[LayerKv]:

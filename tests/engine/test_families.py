@@ -35,6 +35,14 @@ LONGROPE = {
     "original_max_position_embeddings": 64,
     "partial_rotary_factor": 0.75,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -45,7 +53,9 @@ QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size"
 SLIDING = ["sliding_attention", "full_attention"]
 # By model_type and what is special about the variant; the shape is tiny's own otherwise.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
+    "llama 2": ("llama", {"num_key_value_heads": 6}),
+    "llama 3.1, stretched": ("llama", {"rope_parameters": LLAMA3}),
+    "smollm2": ("llama", {"tie_word_embeddings": True}),
     "mistral": ("mistral", {"sliding_window": WINDOW}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {"head_dim": 8, "tie_word_embeddings": True}),
@@ -53,7 +63,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     ),
-    "qwen2, yarn": ("qwen2", {"rope_parameters": YARN}),
+    "qwen2.5, yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3": ("qwen3", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "granite": (

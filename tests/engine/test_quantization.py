@@ -9,7 +9,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from tests.engine.test_families import GREEDY, LENGTHS, TOLERANCE, logits_of
+from tests.engine.test_families import GREEDY, LENGTHS, QWEN3_MOE, TOLERANCE, logits_of
 from tests.engine.tiny import ALL_MODULES, make_adapter, make_model, offline_engine
 from tokenizers import Tokenizer
 
@@ -34,6 +34,10 @@ def round_weights(model: Any) -> None:
         if isinstance(module, torch.nn.Linear):
             values, scale = quantize(module.weight.detach())
             module.weight.data.copy_(values.float() * scale[:, None])
+    for parameter in model.parameters():
+        for expert in parameter.detach() if parameter.ndim == 3 else ():  # routers stay exact
+            values, scale = quantize(expert)
+            expert.copy_(values.float() * scale[:, None])
 
 
 def prompts(adapter: str) -> list[Prompt]:
@@ -45,10 +49,15 @@ def prompts(adapter: str) -> list[Prompt]:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_float32_equals_peft_with_rounded_weights(family: str, tmp_path: Path) -> None:
-    model = make_model(tmp_path, family, num_hidden_layers=2)
-    make_adapter(model, tmp_path / "lora", rank=4, alpha=6, modules=ALL_MODULES, seed=1)
+@pytest.mark.parametrize(
+    ("family", "shape", "modules"),
+    [("qwen2", {}, ALL_MODULES), ("qwen3_moe", QWEN3_MOE, ["q_proj", "o_proj"])],
+)
+def test_float32_equals_peft_with_rounded_weights(
+    family: str, shape: dict[str, Any], modules: list[str], tmp_path: Path
+) -> None:
+    model = make_model(tmp_path, family, num_hidden_layers=2, pad_token_id=None, **shape)
+    make_adapter(model, tmp_path / "lora", rank=4, alpha=6, modules=modules, seed=1)
     exact = logits_of_base(model)
     round_weights(model)
     assert (logits_of_base(model) - exact).abs().max() > 10 * TOLERANCE

@@ -81,7 +81,26 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(scope="module", params=[byte_level, byte_fallback])
+def byte_fallback_with_a_space_before() -> Tokenizer:
+    """As Llama 2 is: a text begins with a ▁ that decoding takes away again."""
+    tokenizer = byte_fallback()
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+@pytest.fixture(
+    scope="module", params=[byte_level, byte_fallback, byte_fallback_with_a_space_before]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = request.param()
     tokenizer.add_special_tokens(SPECIAL)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from loraplex_adapters.layout import ProjectionSpec, SliceSpec
 from loraplex_engine.batch import Batch
 from loraplex_engine.config import Quantization
-from loraplex_engine.device import LayerKv
+from loraplex_engine.device import LayerKv, return_freed_memory
 from loraplex_engine.model.config import ModelConfig
 from loraplex_engine.model.families import NormPlacement
 from loraplex_engine.model.feed_forward import ACTIVATIONS, Experts, FeedForward, expert_specs
@@ -113,7 +113,7 @@ class LayerBuilder:
         names = NORM_NAMES[config.norms]
         attention = f"{prefix}.self_attn"
         has_qk_norm = config.qk_norm != "none"
-        return DecoderLayer(
+        layer = DecoderLayer(
             input_norm=self._input(prefix, names.input),
             qkv=self._projection(f"layers.{i}.qkv", config.has_qkv_bias),
             q_norm=self.norm(f"{attention}.q_norm") if has_qk_norm else None,
@@ -126,6 +126,8 @@ class LayerBuilder:
             mlp=self._experts(i) if config.layers[i].has_experts else self._mlp(f"layers.{i}"),
             mlp_output=self._output(prefix, names.mlp_output),
         )
+        return_freed_memory()  # of weights that were read to be packed
+        return layer
 
     def _mlp(self, name: str) -> FeedForward:
         has_bias = self._config.has_mlp_bias
@@ -139,7 +141,7 @@ class LayerBuilder:
         experts = self._config.experts
         assert experts is not None
         return Experts(
-            self._projection(f"layers.{i}.router", has_bias=False),
+            self._projection(f"layers.{i}.router", has_bias=False, is_exact=True),
             tuple(self._mlp(f"layers.{i}.experts.{e}") for e in range(experts.count)),
             experts.per_token,
             experts.has_normed_weights,
@@ -161,11 +163,13 @@ class LayerBuilder:
         scale = self._config.residual_scale
         return None if scale is None else Scale(scale)
 
-    def _projection(self, name: str, has_bias: bool) -> Projection:
+    def _projection(self, name: str, has_bias: bool, *, is_exact: bool = False) -> Projection:
+        """An exact one is not quantised: a router is small, and its errors are other experts."""
         modules = [piece.module for piece in self._specs[name].slices]
+        weight = self._checkpoint.fused([f"{module}.weight" for module in modules])
         return Projection(
             name,
-            self.packed(self._checkpoint.fused([f"{module}.weight" for module in modules])),
+            pack_weight(weight) if is_exact else self.packed(weight),
             self._checkpoint.fused([f"{module}.bias" for module in modules]) if has_bias else None,
         )
 
@@ -196,6 +200,7 @@ class Decoder:
         if not config.ties_embeddings:
             head = checkpoint.tensor("lm_head.weight")
         self.lm_head = Projection("lm_head", builder.packed(head))
+        return_freed_memory()
 
     @torch.inference_mode()
     def forward(

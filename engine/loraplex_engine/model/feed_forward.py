@@ -56,13 +56,15 @@ class Experts:
         self, x: torch.Tensor, tokens: torch.Tensor, counts: list[int], lora: Lora | None
     ) -> torch.Tensor:
         """Each expert on its own run of the rows of x, which are of these tokens."""
-        rows = tokens.cpu().numpy().astype(np.int32)
+        rows = None if lora is None else tokens.cpu().numpy().astype(np.int32)
         said = torch.empty_like(x)
         end = 0
         for expert, count in zip(self.experts, counts, strict=True):
             if count:
                 start, end = end, end + count
-                theirs = None if lora is None else lora.of_rows(rows[start:end])
+                theirs = None
+                if lora is not None and rows is not None:
+                    theirs = lora.of_rows(rows[start:end])
                 said[start:end] = expert(x[start:end], theirs)
         return said
 

@@ -196,6 +196,12 @@ async def test_bad_prompt_is_named(http: httpx2.AsyncClient, change: dict[str, o
     assert error["param"].startswith("prompt")
 
 
+@pytest.mark.parametrize("name", ["%00", "%ff", "%ed%a0%80", "..%2f..%2fx", "a" * 5000, "%25"])
+async def test_a_model_of_any_name_is_not_found(http: httpx2.AsyncClient, name: str) -> None:
+    error = error_of(await http.get(f"/v1/models/{name}"), 404)
+    assert error["code"] == "model_not_found"
+
+
 @pytest.mark.parametrize(
     ("method", "url", "status", "code"),
     [

@@ -24,7 +24,7 @@ class ModelService:
         return [model for model in [self._base, *own] if principal.may_use(model["id"])]
 
     async def get(self, principal: Principal, model_id: str) -> Json:
-        if not principal.may_use(model_id):
+        if not principal.may_use(model_id) or "\0" in model_id:  # PostgreSQL takes no NUL
             raise ModelNotFound(model_id)
         if model_id == self._base["id"]:
             return self._base

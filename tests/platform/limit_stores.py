@@ -6,6 +6,7 @@ import pytest
 from tests.services import RedisServer
 
 from loraplex_platform.admission.limits import (
+    BUDGET_PER_DAY,
     CONCURRENT_REQUESTS,
     QUEUED_REQUESTS,
     REQUESTS_PER_MINUTE,
@@ -60,9 +61,15 @@ def monthly(value: int) -> Limit:
     return Limit(TOKENS_PER_MONTH, "tenant", TENANT, value)
 
 
+def spending(nano: int) -> Limit:
+    """A budget of the day."""
+    return Limit(BUDGET_PER_DAY, "tenant", TENANT, nano, ends_ms=NOON_MS + 12 * 60 * MINUTE_MS)
+
+
 def claim(id: str, *limits: Limit, tokens: int = 1, tenant: str = TENANT) -> Claim:
     """A request of so many tokens that meets these limits."""
     amounts: Mapping[str, int] = {"requests": 1, "running": 1, "queued": 1, "tokens": tokens}
+    amounts = {**amounts, "spend": tokens}
     return Claim(id, tenant, Need(id, tenant, amounts, ttl_s=60).charges(limits))
 
 

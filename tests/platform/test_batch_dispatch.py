@@ -26,6 +26,7 @@ from loraplex_engine.fake import FakeEngine
 from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.app import create_app
 from loraplex_platform.batches import closing
+from loraplex_platform.batches.capacity import LEAST_URGENT
 from loraplex_platform.batches.outcomes import MAX_ATTEMPTS, Failed, Retry
 from loraplex_platform.batches.queue import Ended, LineQueue, Work
 from loraplex_platform.batches.repository import BatchRepository
@@ -320,6 +321,25 @@ async def test_live_rates_do_not_bind_lines_but_budgets_do(served: Served) -> No
     errors = await results(client, batch.error_file_id)
     assert errors["a"]["response"]["status_code"] == 429
     assert errors["a"]["response"]["body"]["error"]["code"] == "insufficient_quota"
+
+
+async def test_a_job_that_would_miss_its_window_is_promoted_and_billed_as_a_batch(
+    served: Served,
+) -> None:
+    batch_id = await ready(served, 3)
+    async with served.app.state.database.unit_of_work() as session:
+        batch = await BatchRepository(session).any_of(batch_id)
+        assert batch is not None
+        assert batch.in_progress_at is not None
+        batch.created_at -= timedelta(hours=23)  # and nothing was done yet
+        batch.expires_at -= timedelta(hours=23)
+    served.app.state.jobs.ring()  # nothing is spare: only an urgent job gets on
+    await until(lambda: len(served.engine.requests) == LEAST_URGENT)
+    assert {request.tier for request in served.engine.requests} == {"standard"}
+    served.engine.spare = 1.0
+    final = await until_final(served.client(), batch_id)
+    assert final.request_counts.completed == 3
+    assert {event.tier for event in await usage_of(served.app)} == {"batch"}
 
 
 async def test_tenants_share_the_room(make_app: Callable[..., FastAPI], keys: Seeded) -> None:

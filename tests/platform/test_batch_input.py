@@ -9,8 +9,9 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.platform.batch_stand import URL, jsonl, line, run
-from tests.platform_stand import Served
+from tests.platform_stand import BASE, Served
 
+from loraplex_platform.auth.service import KeyService
 from loraplex_platform.batches import input_file
 from loraplex_platform.batches.input_file import InputLine, LineError, read_lines
 
@@ -145,6 +146,25 @@ async def test_another_tenants_adapter_does_not_exist_for_a_line(served: Served)
     batch = await run(served.client(served.keys.globex), jsonl(line("a", "acme-only")))
     assert batch.errors is not None
     assert [e.code for e in batch.errors.data or []] == ["model_not_found"]
+
+
+async def limited_key(served: Served, models: frozenset[str]) -> str:
+    """Another key of acme's project, for these models only."""
+    principal = await served.app.state.authenticator.authenticate(served.keys.acme)
+    keys: KeyService = served.app.state.keys
+    return str(
+        await keys.create(
+            principal.tenant_id, principal.project_id, values={"allowed_models": sorted(models)}
+        )
+    )
+
+
+async def test_a_model_that_the_key_may_not_use_is_told_by_line(served: Served) -> None:
+    key = await limited_key(served, frozenset({BASE}))
+    batch = await run(served.client(key), jsonl(line("a"), line("b", "support")))
+    assert batch.errors is not None
+    assert [(e.code, e.line) for e in batch.errors.data or []] == [("model_not_allowed", 2)]
+    assert served.engine.requests == []
 
 
 async def test_errors_are_told_up_to_a_hundred(served: Served) -> None:

@@ -38,11 +38,14 @@ from loraplex_platform.jobs.doorbell import Doorbell
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.models import Batch, UsageEvent
+from loraplex_platform.usage.ledger_repository import LedgerRepository
+from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.rating import cost_pico, sku_of, tokens_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 LEASE_S, TICK_S = 2.0, 0.2
-START_S = 40.0  # a process may take so long to start on a busy machine
+START_S = 120.0  # a process may take so long to start on a busy machine
 
 
 class Site(NamedTuple):
@@ -158,6 +161,15 @@ class Desk:
         async with self._database.reading() as session:
             return list(await session.scalars(across_tenants(UsageEvent)))
 
+    async def costs(self, events: list[UsageEvent]) -> tuple[int, int]:
+        """What the ledger charges, and what these events come to at their prices."""
+        async with self._database.reading() as session:
+            tenant_id = events[0].tenant_id
+            tariffs = await PriceService(self._database, SystemClock()).tariffs(session, tenant_id)
+            charged = await LedgerRepository(session).balance(tenant_id, "receivable", kind="usage")
+        rated = (cost_pico(sku_of(e), tokens_of(e), tariffs.at(e.started_at)) for e in events)
+        return charged, sum(rated)
+
     def results(self, batch: Batch) -> list[str]:
         ids = []
         for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
@@ -210,6 +222,8 @@ async def check_exactly_once(desk: Desk, batch: Batch, count: int) -> None:
     assert batch.output_tokens == sum(e.completion_tokens for e in events) == 3 * count
     assert batch.input_tokens == sum(e.prompt_tokens for e in events)
     assert batch.enqueued_tokens == batch.running == 0
+    charged, rated = await desk.costs(events)
+    assert charged == rated > 0
 
 
 async def test_a_dispatcher_killed_at_every_point_does_each_line_once(

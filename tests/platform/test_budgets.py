@@ -87,6 +87,25 @@ async def test_a_budget_is_not_pinned_by_huge_limits(served: Served) -> None:
     assert caught.value.code == "insufficient_quota"
 
 
+async def test_a_reservation_is_at_the_price_of_its_tier(served: Served) -> None:
+    """A budget for 200 tokens at the standard price is one for 400 at the batch price."""
+    database = served.app.state.database
+    await limited(database, 2 * CENT)
+    acme = await TenantService(database, SystemClock()).get("acme")
+    tiers = DEAR | {"tier_percent": {"batch": 50}}
+    await add_book(
+        database, book(tiers, at=datetime(2026, 1, 2, tzinfo=UTC), id="tiers", tenant_id=acme.id)
+    )
+    served.engine.step_s = 0.01
+    client, tier = served.client(), "flex"
+    held = [
+        asyncio.create_task(client.chat.completions.create(**ASK, max_tokens=99, service_tier=tier))
+        for _ in range(5)
+    ]
+    answers = await asyncio.gather(*held, return_exceptions=True)
+    assert [error for error in answers if isinstance(error, RateLimitError)] == []
+
+
 async def test_a_restarted_server_knows_what_was_spent(
     make_app: Callable[..., FastAPI], served: Served
 ) -> None:

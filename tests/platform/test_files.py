@@ -1,10 +1,15 @@
 """The Files API through the official client."""
 
 import io
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import httpx2
 import pytest
+from fastapi import FastAPI
+from fsspec.core import url_to_fs
 from openai import (
     APIStatusError,
     AsyncOpenAI,
@@ -12,7 +17,7 @@ from openai import (
     NotFoundError,
     PermissionDeniedError,
 )
-from tests.platform_stand import Served
+from tests.platform_stand import Served, listening
 
 from loraplex_adapters.blobs import BlobStore
 from loraplex_platform.auth.service import KeyService
@@ -47,6 +52,25 @@ async def test_a_file_is_listed_read_and_deleted(served: Served) -> None:
     assert [f.id async for f in client.files.list()] == []
     with pytest.raises(NotFoundError, match="No such File object"):
         await client.files.retrieve(made.id)
+
+
+async def test_files_live_at_any_fsspec_url(
+    make_app: Callable[..., FastAPI], served: Served
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    app = make_app(files_url=url)
+    service: FileService = app.state.files
+    async with listening(app) as base_url:
+        client = replace(served, base_url=base_url).client()
+        file_id = await upload(client)
+        assert (await client.files.content(file_id)).content == CONTENT
+        part = await client.files.content(file_id, extra_headers={"Range": "bytes=2-5"})
+        assert part.content == CONTENT[2:6]
+        fs, path = url_to_fs(url)
+        assert len(fs.find(path)) == 1
+        await client.files.delete(file_id)
+        assert await service.sweep() == 1
+        assert fs.find(path) == []
 
 
 async def test_the_client_pages_through_all_files_in_both_orders(served: Served) -> None:

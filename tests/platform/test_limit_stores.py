@@ -14,6 +14,7 @@ from tests.platform.limit_stores import (
     monthly,
     queued,
     requests,
+    spending,
     store,
     tokens,
 )
@@ -41,7 +42,11 @@ async def used(store: LimitStore, *limits: Limit, now_ms: int = NOON_MS) -> list
     return [reading.used for reading in await store.read(TENANT, charges, now_ms=now_ms)]
 
 
-@pytest.mark.parametrize("limit", EVERY_LIMIT, ids=lambda limit: limit.dimension.name)
+@pytest.mark.parametrize(
+    "limit",
+    [*EVERY_LIMIT, queued(7), spending(70)],
+    ids=lambda limit: limit.dimension.name,
+)
 async def test_a_hundred_requests_at_once_get_exactly_what_is_allowed(
     store: LimitStore, limit: Limit
 ) -> None:

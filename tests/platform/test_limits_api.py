@@ -186,6 +186,8 @@ async def test_the_estimate_gives_way_to_what_was_used(served: Served) -> None:
     client = served.client()
     await client.chat.completions.create(**ASK | {"max_tokens": 100, "stop": ["a", "e", "i", "o"]})
     (event,) = await usage_of(served.app)
+    text = served.app.state.metrics.exposition().decode()
+    assert "loraplex_reservation_ratio_count 1.0" in text
     principal = await served.app.state.authenticator.authenticate(served.keys.acme)
     limits = await served.app.state.inference._limiter._limits.of(principal)
     (reading,) = await served.app.state.gate.read(principal.tenant_id, limits)
@@ -300,6 +302,7 @@ async def test_metrics_count_rejections_by_reason_and_tier(served: Served) -> No
     line = 'loraplex_rejections_total{reason="requests_per_minute",tier="standard"} 2.0'
     assert line in text
     assert "loraplex_limiter_seconds_count 3.0" in text
+    assert "loraplex_reservation_ratio_count" in text
     assert "loraplex_limiter_degraded 0.0" in text
 
 

@@ -167,7 +167,8 @@ def create_app(
 
     authenticator = Authenticator(database, secrets, clock)
     shares = LiveShares(database, engine)
-    warmth = Warmth(database, engine, CacheScopes(secrets), model.id)
+    scopes = CacheScopes(secrets)
+    warmth = Warmth(database, engine, scopes, base_id=model.id, region=settings.region)
     sender = Sender(networks_of(settings.webhook_networks))
     outbox = Outbox(database, secrets, sender, clock)
     passwords = Passwords()
@@ -240,7 +241,13 @@ def create_app(
     app.state.live_requests = LiveRequests(engine)
     app.state.warmth = warmth
     app.state.prefixes = PrefixService(
-        database, engine, model, warmth, clock, wait_s=settings.engine_wait_s
+        database,
+        engine,
+        model,
+        warmth,
+        clock,
+        wait_s=settings.engine_wait_s,
+        region=settings.region,
     )
     app.state.adapters = desk
     app.state.meter = meter

@@ -11,7 +11,7 @@ from loraplex_platform.auth.models import AdminKey, ApiKey, KeyUse
 from loraplex_platform.db.paging import page_after
 from loraplex_platform.db.scope import across_tenants, visible_to
 from loraplex_platform.kit.principal import Administrator
-from loraplex_platform.tenants.models import Project, Tenant
+from loraplex_platform.tenants.models import Project, ServiceAccount, Tenant
 
 
 class Holder(NamedTuple):
@@ -49,6 +49,12 @@ class KeyRepository:
     async def of_tenant(self, tenant_id: str) -> Sequence[ApiKey]:
         statement = across_tenants(ApiKey).where(ApiKey.tenant_id == tenant_id)
         return (await self._session.scalars(statement.order_by(ApiKey.created_at))).all()
+
+    async def of_account(self, account: ServiceAccount) -> Sequence[ApiKey]:
+        statement = across_tenants(ApiKey).where(
+            ApiKey.tenant_id == account.tenant_id, ApiKey.service_account_id == account.id
+        )
+        return (await self._session.scalars(statement)).all()
 
     async def find(
         self, by: Administrator, tenant_id: str, project_id: str, key_id: str

@@ -20,6 +20,7 @@ from loraplex_platform.kit.principal import ALL_SCOPES, COMMAND_LINE, Administra
 from loraplex_platform.kit.revisions import check_revision
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.tenants.projects import found_account, found_project
+from loraplex_platform.tenants.repository import TenantRepository
 
 
 class KeyService:
@@ -145,6 +146,20 @@ class KeyService:
                 key.revoked_at = self._clock.now()
                 await self._tell(session, "api_key.revoked", key)
         return key
+
+    async def remove_account(
+        self, by: Administrator, tenant_id: str, project_id: str, account_id: str
+    ) -> None:
+        """A service account goes; its keys end, and stay to be seen without it."""
+        async with changing(self._database, by.actor, self._clock) as session:
+            account = await found_account(session, by, tenant_id, project_id, account_id)
+            for key in await KeyRepository(session).of_account(account):
+                if key.revoked_at is None:
+                    key.revoked_at = self._clock.now()
+                    await self._tell(session, "api_key.revoked", key)
+                key.service_account_id = None
+            await session.flush()
+            await TenantRepository(session).remove(account)
 
     async def of_tenant(self, tenant_id: str) -> Sequence[ApiKey]:
         async with self._database.reading() as session:

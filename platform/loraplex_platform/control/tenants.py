@@ -18,6 +18,7 @@ from loraplex_platform.control.schemas import (
 )
 from loraplex_platform.control.services import (
     Exporter,
+    Keys,
     Projects,
     ProjectWriter,
     Reader,
@@ -27,7 +28,7 @@ from loraplex_platform.control.services import (
 )
 from loraplex_platform.kit.errors import PermissionDenied
 from loraplex_platform.kit.pagination import Page, page_of
-from loraplex_platform.rest.route import Once, Pages, Revision, admin_router, tag
+from loraplex_platform.rest.route import Deleted, Once, Pages, Revision, admin_router, tag
 
 router = admin_router()
 PROJECTS = "/tenants/{tenant_id}/projects"
@@ -229,3 +230,12 @@ async def rename_service_account(
     account = await projects.rename_account(by, ids, body.name, revision=revision)
     tag(response, account)
     return AccountOut.model_validate(account)
+
+
+@router.delete(ACCOUNT)
+async def remove_service_account(
+    tenant_id: Id, project_id: Id, account_id: Id, by: ProjectWriter, keys: Keys
+) -> Deleted:
+    """Its keys end with it."""
+    await keys.remove_account(by, tenant_id, project_id, account_id)
+    return Deleted(id=account_id)

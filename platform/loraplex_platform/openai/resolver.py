@@ -83,6 +83,14 @@ class Resolver:
         return Known(standing.max_tier, standing.share(tenant.id), tenant.stores_prompts)
 
 
+def check_region(principal: Principal, region: str) -> None:
+    """Raises where the tenant's data may not be processed."""
+    if principal.allowed_regions is not None and region not in principal.allowed_regions:
+        raise PermissionDenied(
+            f"Your data may not be processed in the region '{region}'.", code="region_not_allowed"
+        )
+
+
 def _tier_of(asked: ServiceTier | None, max_tier: str) -> Tier:
     """The tier to use: the one asked for, or the tenant's best one if that is lower."""
     wanted = "standard" if asked is None or asked == "auto" else TIER_OF[asked]

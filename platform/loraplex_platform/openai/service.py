@@ -14,7 +14,7 @@ from loraplex_platform.catalogue.routes import Routes
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import ContextLengthExceeded, InvalidRequest, PermissionDenied
+from loraplex_platform.kit.errors import ContextLengthExceeded, InvalidRequest
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.kit.secrets import Secrets
@@ -26,7 +26,7 @@ from loraplex_platform.openai.generation import Generation, Settle, hello_of
 from loraplex_platform.openai.keeping import Keeping
 from loraplex_platform.openai.live import LiveRequests
 from loraplex_platform.openai.reply import Reply
-from loraplex_platform.openai.resolver import Resolver, Target
+from loraplex_platform.openai.resolver import Resolver, Target, check_region
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Prompt
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.settlement import Circumstances, Settlement
@@ -149,7 +149,7 @@ class InferenceService:
         encode: Callable[[Request], list[tuple[int, ...]]],
     ) -> Order:
         started_at, started_s = self._clock.now(), self._clock.monotonic()
-        _check_region(caller.principal, self._settings.region)
+        check_region(caller.principal, self._settings.region)
         target = await self._resolver.resolve(caller.principal, request)
         request = request.with_defaults(target.defaults)
         hello = await hello_of(self._engine, self._settings.engine_wait_s)
@@ -285,13 +285,6 @@ class InferenceService:
             )
             for index in range(order.num_sequences)
         ]
-
-
-def _check_region(principal: Principal, region: str) -> None:
-    if principal.allowed_regions is not None and region not in principal.allowed_regions:
-        raise PermissionDenied(
-            f"Your data may not be processed in the region '{region}'.", code="region_not_allowed"
-        )
 
 
 def _with_seed(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -11,6 +11,7 @@ from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.db.scope import across_tenants, for_tenant
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.prefixes.models import Prefix
+from loraplex_platform.tenants.models import Tenant
 
 
 class Living(NamedTuple):
@@ -46,8 +47,8 @@ class PrefixRepository:
         total = for_tenant(principal, Prefix).with_only_columns(func.sum(Prefix.num_tokens))
         return int(await self._session.scalar(total) or 0)
 
-    async def living(self, base_id: str) -> list[Living]:
-        """All tenants' prefixes whose model there is."""
+    async def living(self, base_id: str, region: str) -> list[Living]:
+        """All tenants' prefixes whose model there is, and that may be processed here."""
         is_its_model = and_(
             AdapterName.tenant_id == Prefix.tenant_id, AdapterName.name == Prefix.model
         )
@@ -59,12 +60,17 @@ class PrefixRepository:
         )
         statement = (
             across_tenants(Prefix)
-            .with_only_columns(Prefix.id, Adapter.version)
+            .with_only_columns(Prefix.id, Adapter.version, Tenant.allowed_regions)
+            .join(Tenant, Tenant.id == Prefix.tenant_id)
             .outerjoin(AdapterName, is_its_model)
             .outerjoin(Adapter, is_current)
             .where(or_(Prefix.model == base_id, Adapter.version.is_not(None)))
         )
-        return [Living(*row) for row in await self._session.execute(statement)]
+        return [
+            Living(prefix_id, version)
+            for prefix_id, version, regions in await self._session.execute(statement)
+            if regions is None or region in regions
+        ]
 
     async def with_tokens(self, prefix_ids: Collection[str]) -> Sequence[Prefix]:
         statement = across_tenants(Prefix).where(Prefix.id.in_(prefix_ids))

@@ -24,6 +24,7 @@ from loraplex_platform.kit.errors import (
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Actor, Principal
 from loraplex_platform.openai.generation import hello_of
+from loraplex_platform.openai.resolver import check_region
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.prefixes.models import Prefix
 from loraplex_platform.prefixes.repository import PrefixRepository
@@ -45,6 +46,7 @@ class PrefixService:
         clock: Clock,
         *,
         wait_s: float,
+        region: str,
     ) -> None:
         self._database = database
         self._engine = engine
@@ -52,12 +54,14 @@ class PrefixService:
         self._warmth = warmth
         self._clock = clock
         self._wait_s = wait_s
+        self._region = region
 
     async def create(
         self, principal: Principal, request: PrefixRequest, *, by: Actor
     ) -> PrefixObject:
         if not principal.may_use(request.model):
             raise PermissionDenied(f"This key may not use '{request.model}'.", param="model")
+        check_region(principal, self._region)
         hello = await hello_of(self._engine, self._wait_s)
         token_ids = await asyncio.to_thread(self._token_ids, request, hello)
         prefix = Prefix(

@@ -21,12 +21,19 @@ class Warmth:
     """What this process has told the engine; other processes tell it the same, which is no matter."""
 
     def __init__(
-        self, database: Database, engine: EngineClient, scopes: CacheScopes, base_id: str
+        self,
+        database: Database,
+        engine: EngineClient,
+        scopes: CacheScopes,
+        *,
+        base_id: str,
+        region: str,
     ) -> None:
         self._database = database
         self._engine = engine
         self._scopes = scopes
         self._base_id = base_id
+        self._region = region
         self._told: set[Living] = set()
         self._engine_id = ""
         self._lock = asyncio.Lock()
@@ -53,7 +60,9 @@ class Warmth:
             self._engine_id, self._told = stats.engine_id, set()
         async with self._database.reading() as session:
             prefixes = PrefixRepository(session)
-            living = {each.prefix_id: each for each in await prefixes.living(self._base_id)}
+            living = {
+                each.prefix_id: each for each in await prefixes.living(self._base_id, self._region)
+            }
             untold = [i for i, each in living.items() if each not in self._told]
             rows = await prefixes.with_tokens(untold) if untold else ()
         for gone in {told.prefix_id for told in self._told} - living.keys():

@@ -1,8 +1,11 @@
 """Input files: what each malformed one is told, and which odd ones are fine."""
 
+import inspect
 import io
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -12,7 +15,7 @@ from tests.platform.batch_stand import URL, jsonl, line, run
 from tests.platform_stand import BASE, Served
 
 from loraplex_platform.auth.service import KeyService
-from loraplex_platform.batches import input_file
+from loraplex_platform.batches import closing, input_file, intake, outcomes
 from loraplex_platform.batches.input_file import InputLine, LineError, read_lines
 
 A, B = json.dumps(line("a")), json.dumps(line("b"))
@@ -146,6 +149,16 @@ async def test_another_tenants_adapter_does_not_exist_for_a_line(served: Served)
     batch = await run(served.client(served.keys.globex), jsonl(line("a", "acme-only")))
     assert batch.errors is not None
     assert [e.code for e in batch.errors.data or []] == ["model_not_found"]
+
+
+def test_the_page_on_batches_names_every_code() -> None:
+    page = (Path(__file__).parents[2] / "deploy" / "docs" / "batches.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page))
+    sources = [Path(inspect.getfile(module)) for module in (input_file, intake, closing, outcomes)]
+    codes = re.compile(r'(?:LineError|_wrong|error_json|failure)\(\s*"(\w+)"')
+    raised = {code for source in sources for code in codes.findall(source.read_text())}
+    assert len(raised) > 10
+    assert raised <= named
 
 
 async def limited_key(served: Served, models: frozenset[str]) -> str:

@@ -85,6 +85,7 @@ class GuardedStore:
         self._local = MemoryStore()
         self._owed = Owed()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
         self._tasks = Tasks()
 
     @property
@@ -154,10 +155,11 @@ class GuardedStore:
 
     async def close(self) -> None:
         """Tells what it owes first; what cannot be told expires by itself."""
-        await self.flush()
+        self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.drain()
+        await self.flush()
         await self._shared.close()
 
     @contextmanager
@@ -186,15 +188,19 @@ class GuardedStore:
             self._flush_in(self._flush_after_s)
 
     def _flush_in(self, seconds: float) -> None:
+        if self._is_closing:
+            return
         self._timer = asyncio.get_running_loop().call_later(
             seconds, lambda: self._tasks.spawn(self._flush_now())
         )
 
     async def _flush_now(self) -> None:
-        await self.flush()
-        self._timer = None
-        if self._owed:
-            self._flush_in(self._breaker.pause_s if self.is_degraded else self._flush_after_s)
+        try:
+            await self.flush()
+        finally:
+            self._timer = None
+            if self._owed:
+                self._flush_in(self._breaker.pause_s if self.is_degraded else self._flush_after_s)
 
     async def _tell_of(self, tenant: str, now_ms: int | None) -> None:
         while endings := self._owed.take(tenant, TOLD_AT_ONCE):

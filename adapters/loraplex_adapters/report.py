@@ -6,13 +6,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModuleReport:
-    """One adapted module, with the rank and scale it is served with."""
+    """One adapted module, with the rank and scale it is served with; rank 0: no LoRA."""
 
     module: str
     rank: int
     alpha: float
     scale: float
     num_bytes: int
+    parts: tuple[str, ...] = ()  # beside lora_A and lora_B, as tensor_names calls them
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,9 @@ class LoadReport:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "LoadReport":
-        modules = tuple(ModuleReport(**entry) for entry in content["modules"])
+        modules = tuple(
+            ModuleReport(**{**entry, "parts": tuple(entry.get("parts", ()))})
+            for entry in content["modules"]
+        )
         lists = {key: tuple(content[key]) for key in ("unadapted", "warnings")}
         return LoadReport(**{**content, **lists, "modules": modules})

@@ -185,6 +185,8 @@ class Engine:
             self._set_share(request.share)
         self._live[request.request_id] = live
         self.policy.add(live.seq, now)
+        if request.adapter is not None:
+            self.adapters.prefetch(request.adapter, request.tenant)
         self._deadlines.add(request, now)
         if request.tier != "batch":
             expected_s = self.policy.explain(live.seq, now).expected_s

@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from loraplex_adapters.slot_extras import SlotExtras
+from loraplex_adapters.tiers import TierStats
 from loraplex_engine.scheduling.policy import AdapterState
 from loraplex_kernels.lora import LoraSlab
 
@@ -29,6 +31,8 @@ class MemoryAdapters:
         self.polls = polls
         self.users: dict[str, int] = {}
         self.slabs: Mapping[str, LoraSlab] = {}
+        self.extras: Mapping[int, SlotExtras] = {}
+        self.stats: tuple[TierStats, ...] = ()
         self._slots: list[str | None] = [None] * num_slots
         self._loads: list[_Load] = []
         self._dropped: set[str] = set()
@@ -62,6 +66,9 @@ class MemoryAdapters:
         assert self.users[adapter] >= 0
         if adapter in self._dropped:
             self.drop(adapter)
+
+    def prefetch(self, version: str, tenant: str) -> None:
+        """There is no tier below."""
 
     def start_load(self, version: str) -> None:
         slot = self._usable_slot()

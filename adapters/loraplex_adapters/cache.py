@@ -15,13 +15,15 @@ from typing import Literal
 
 import torch
 
-from loraplex_adapters.errors import AdapterError, AdapterTooLarge
+from loraplex_adapters.errors import AdapterError
 from loraplex_adapters.extras import BaseTensors
 from loraplex_adapters.host_tier import HostTier
 from loraplex_adapters.layout import BaseModel, ProjectionSpec
 from loraplex_adapters.loader import AdapterWeights, Loader
 from loraplex_adapters.loading import Load, LoadOutcome, reason_of
+from loraplex_adapters.report import ParityCheck
 from loraplex_adapters.residents import Need
+from loraplex_adapters.self_tests import SelfTest, SelfTests
 from loraplex_adapters.slabs import DeviceSlabs
 from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_adapters.slots import SlotTable
@@ -31,16 +33,18 @@ from loraplex_kernels.lora import LoraSlab
 
 log = logging.getLogger(__name__)
 
-ROWS_PER_SLOT = (
-    32  # the rank that every slot may have at once; a wider adapter leaves fewer resident
-)
+ROWS_PER_SLOT = 32  # the rank that all slots may have at once; a wider one leaves fewer resident
 NUM_WORKERS = 2
 MAX_PREFETCHES = 1  # at once: a load with a slot finds a worker
 MAX_WANTED = 16  # remembered: more would push each other out of the host tier
 
 
 class AdapterCache:
-    """The adapters of one engine. More of them than slots is the normal case."""
+    """The adapters of one engine. More of them than slots is the normal case.
+
+    `base` names what they may change beside the projections; for that there are `extra_bytes` on the
+    device, and without `base_tensors` it is refused.
+    """
 
     def __init__(
         self,
@@ -55,11 +59,10 @@ class AdapterCache:
         base: BaseModel | None = None,
         base_tensors: BaseTensors | None = None,
         extra_bytes: int = 0,
+        self_test: SelfTest | None = None,
         workers: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`base` names what adapters may change beside the projections, for which there are
-        `extra_bytes` on the device; without `base_tensors` that is nothing."""
         rows_per_slot = min(max_lora_rank, ROWS_PER_SLOT)
         num_rows = max(max_lora_rank, max_loras * rows_per_slot) if max_loras else 0
         self._store = store
@@ -69,6 +72,7 @@ class AdapterCache:
             dtype,
             pin_memory=device.type == "cuda",
             base_tensors=base_tensors,
+            max_extra_bytes=extra_bytes,
         )
         self._device = DeviceSlabs(
             projections, num_slots=max_loras, num_rows=num_rows, dtype=dtype, device=device
@@ -84,13 +88,11 @@ class AdapterCache:
         self._host = HostTier(host_bytes, clock)
         self._clock = clock
         self._loads: dict[str, Load] = {}
-        self._needs: dict[
-            str, Need
-        ] = {}  # of the versions read so far: tells whether one would fit
+        self._needs: dict[str, Need] = {}  # of the versions read so far: tells which would fit
         self._tenants: dict[str, str] = {}  # who asked for a version last
         self._wanted: OrderedDict[str, None] = OrderedDict()  # to be brought to the host tier
         self._on_device, self._in_host, self._on_disk = TierCount(), TierCount(), TierCount()
-        self._failures = 0
+        self._self_tests = SelfTests(self._read, self_test)
         self._workers = workers or ThreadPoolExecutor(NUM_WORKERS, "adapter-load")
 
     @property
@@ -113,31 +115,23 @@ class AdapterCache:
 
     @property
     def stats(self) -> tuple[TierStats, ...]:
-        """Of the device, the host and the disk."""
-        extra_bytes = self._slots.extra_bytes
-        device_bytes = self._device.num_bytes + extra_bytes - self._slots.free_extra_bytes
+        """Of the device, the host and the disk; of the disk what this engine has read of it."""
+        slots, host, slabs_bytes = self._slots, self._host, self._device.num_bytes
+        budget = slabs_bytes + slots.extra_bytes
+        known = sum(need.num_bytes for need in self._needs.values())
         return (
             self._on_device.stats(
                 "device",
-                evictions=self._slots.evictions,
-                num_bytes=device_bytes,
-                budget_bytes=self._device.num_bytes + extra_bytes,
-                versions=len(self._slots.residents),
+                slots.evictions,
+                budget - slots.free_extra_bytes,
+                budget,
+                len(slots.residents),
             ),
             self._in_host.stats(
-                "host",
-                evictions=self._host.evictions,
-                num_bytes=self._host.num_bytes,
-                budget_bytes=self._host.budget_bytes,
-                versions=len(self._host),
+                "host", host.evictions, host.num_bytes, host.budget_bytes, len(host)
             ),
-            self._on_disk.stats("disk"),
+            self._on_disk.stats("disk", 0, known, 0, len(self._needs)),
         )
-
-    @property
-    def failures(self) -> int:
-        """Loads that ended with an error."""
-        return self._failures
 
     def state(self, version: str) -> Literal["resident", "loading", "absent"]:
         if version in self._loads:
@@ -227,9 +221,19 @@ class AdapterCache:
             self._start_prefetches()
         return outcomes
 
+    def check(self, version: str) -> None:
+        """Begin the parity self-test of a version, wherever it is."""
+        self._self_tests.start(version)
+
+    @property
+    def checks(self) -> tuple[ParityCheck, ...]:
+        """The latest self-tests that have ended."""
+        return self._self_tests.results
+
     def close(self) -> None:
         """Wait for the workers; the cache is not used afterwards."""
         self._workers.shutdown(cancel_futures=True)
+        self._self_tests.close()
 
     def check_integrity(self) -> None:
         """Slots, rows and loads agree with each other."""
@@ -243,13 +247,12 @@ class AdapterCache:
         """The next stage of a load whose worker is done: read, then copied, then resident."""
         now = self._clock()
         error = load.future.exception()
-        if error is None and load.is_dropped:
-            return self._fail(version, load, None)
-        if error is not None:
+        if error is not None or load.is_dropped:
             return self._fail(version, load, error)
         result = load.future.result()
         if isinstance(result, AdapterWeights):
-            return self._keep(version, load, result, now - load.stage_s)
+            self._keep(version, load, result, now - load.stage_s)
+            return None
         assert load.slot is not None
         assert load.row_start is not None
         self._device.publish(load.slot, load.row_start, result)
@@ -257,33 +260,23 @@ class AdapterCache:
         self._on_device.count_load(now - load.stage_s)
         return LoadOutcome(version, None, now - load.started_s)
 
-    def _keep(
-        self, version: str, load: Load, weights: AdapterWeights, seconds: float
-    ) -> LoadOutcome | None:
+    def _keep(self, version: str, load: Load, weights: AdapterWeights, seconds: float) -> None:
         """A version was read in so many seconds: to the host tier, and on if it has a slot."""
         tenant, extra_bytes = self._tenants.get(version), weights.extras.num_bytes
-        if extra_bytes > self._slots.extra_bytes:
-            limit = self._slots.extra_bytes
-            too_large = AdapterTooLarge(
-                f"{extra_bytes} bytes of it lie beside the slots, where {limit} are allowed",
-                num_bytes=extra_bytes,
-                limit=limit,
-            )
-            return self._fail(version, load, too_large)
         self._on_disk.hits += 1
         self._in_host.count_load(seconds)
         self._needs[version] = Need(weights.rank, extra_bytes, weights.num_bytes, seconds, tenant)
         self._host.put(version, weights, tenant, seconds)
         if load.slot is not None:
             self._place(version, weights, load.slot, load.started_s)
-        return None
 
     def _fail(self, version: str, load: Load, error: BaseException | None) -> LoadOutcome:
         if load.slot is not None:
             self._slots.cancel(load.slot, load.row_start)
         if error is not None and not isinstance(error, AdapterError | OSError):
             log.error("loading %s went wrong", version, exc_info=error)
-        self._failures += 1
+        tier = self._on_disk if load.row_start is None else self._on_device
+        tier.failures += 1
         return LoadOutcome(version, reason_of(error), self._clock() - load.started_s)
 
     def _start_prefetches(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from loraplex_adapters.canonical import CANONICAL_NAME, CanonicalContent, read_canonical
 from loraplex_adapters.checks import check_lora, check_parts
 from loraplex_adapters.errors import (
+    AdapterTooLarge,
     CorruptVersion,
     MissingFile,
     NonFiniteTensor,
@@ -62,6 +63,7 @@ class Loader:
     dtype: torch.dtype
     pin_memory: bool = False  # page-locked, so that a copy to the device needs no staging
     base_tensors: BaseTensors | None = None  # without them DoRA and whole weights are refused
+    max_extra_bytes: int = 0  # of what is not LoRA of a projection
 
     def load(self, folder: Path, version: str) -> AdapterWeights:
         """Read a version's folder; wrong bytes, shapes and ranks are AdapterErrors."""
@@ -107,6 +109,13 @@ class Loader:
             raise UnsupportedFeature("this engine serves LoRA of projections alone", key="use_dora")
         reader = ExtrasReader(self.base, self.base_tensors)
         extras = reader.read(modules, factors, content.token_ids, is_tied=content.is_tied)
+        if extras.num_bytes > self.max_extra_bytes:
+            raise AdapterTooLarge(
+                f"{extras.num_bytes} bytes of it lie beside the slots, where "
+                f"{self.max_extra_bytes} are allowed",
+                num_bytes=extras.num_bytes,
+                limit=self.max_extra_bytes,
+            )
         return AdapterWeights(linear, extras)
 
     def _read(self, file: BufferedReader, header: Header, version: str) -> dict[str, torch.Tensor]:

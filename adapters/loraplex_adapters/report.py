@@ -38,3 +38,22 @@ class LoadReport:
         )
         lists = {key: tuple(content[key]) for key in ("unadapted", "warnings")}
         return LoadReport(**{**content, **lists, "modules": modules})
+
+
+@dataclass(frozen=True, slots=True)
+class ParityCheck:
+    """How far a version's logits for a fixed prompt are from those of a dense merge of it.
+
+    Both figures are root mean squares, relative to the dense merge's logits.
+    """
+
+    version: str
+    passed: bool
+    error: float | None = None  # of what is served; None: it could not be tested, `reason` says why
+    effect: float | None = None  # what the adapter changes at all
+    seconds: float = 0.0
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the version, which it is stored with."""
+        return {name: value for name, value in asdict(self).items() if name != "version"}

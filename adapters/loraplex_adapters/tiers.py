@@ -11,9 +11,10 @@ class TierStats:
     hits: int = 0
     loads: int = 0
     load_s: float = 0.0  # of all loads together
+    failures: int = 0
     evictions: int = 0
     num_bytes: int = 0
-    budget_bytes: int = 0
+    budget_bytes: int = 0  # 0: none of this engine's
     versions: int = 0
 
 
@@ -24,27 +25,14 @@ class TierCount:
     hits: int = 0
     loads: int = 0
     load_s: float = 0.0
+    failures: int = 0
 
     def count_load(self, seconds: float) -> None:
         self.loads += 1
         self.load_s += seconds
 
     def stats(
-        self,
-        tier: str,
-        *,
-        evictions: int = 0,
-        num_bytes: int = 0,
-        budget_bytes: int = 0,
-        versions: int = 0,
+        self, tier: str, evictions: int, num_bytes: int, budget_bytes: int, versions: int
     ) -> TierStats:
-        return TierStats(
-            tier,
-            self.hits,
-            self.loads,
-            self.load_s,
-            evictions,
-            num_bytes,
-            budget_bytes,
-            versions,
-        )
+        held = (evictions, num_bytes, budget_bytes, versions)
+        return TierStats(tier, self.hits, self.loads, self.load_s, self.failures, *held)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from loraplex_adapters.report import ParityCheck
 from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_adapters.tiers import TierStats
 from loraplex_engine.scheduling.policy import AdapterSlots
@@ -68,6 +69,15 @@ class AdapterTier(AdapterSlots, Protocol):
 
     def drop(self, version: str) -> None:
         """Forget a version in all tiers: at once, or when the last sequence that uses it ends."""
+        ...
+
+    def check(self, version: str) -> None:
+        """Begin a version's parity self-test in the background."""
+        ...
+
+    @property
+    def checks(self) -> tuple[ParityCheck, ...]:
+        """The latest self-tests that have ended."""
         ...
 
     def close(self) -> None: ...

@@ -14,6 +14,7 @@ from loraplex_engine.live_request import Ending, LiveRequest
 from loraplex_engine.messages import (
     Abort,
     AdapterFailed,
+    CheckAdapter,
     Command,
     Drain,
     DropAdapter,
@@ -121,6 +122,8 @@ class Engine:
                     self.adapters.start_load(adapter)
             case DropAdapter(adapter):
                 self.adapters.drop(adapter)
+            case CheckAdapter(adapter):
+                self.adapters.check(adapter)
             case Explain(request_id):
                 self._events.append(self._explain(request_id))
             case Drain(remaining_s):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from loraplex_adapters.report import ParityCheck
 from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_adapters.tiers import TierStats
 from loraplex_engine.scheduling.policy import AdapterState
@@ -33,6 +34,7 @@ class MemoryAdapters:
         self.slabs: Mapping[str, LoraSlab] = {}
         self.extras: Mapping[int, SlotExtras] = {}
         self.stats: tuple[TierStats, ...] = ()
+        self.checks: tuple[ParityCheck, ...] = ()
         self._slots: list[str | None] = [None] * num_slots
         self._loads: list[_Load] = []
         self._dropped: set[str] = set()
@@ -99,6 +101,9 @@ class MemoryAdapters:
         self._dropped.discard(version)
         if version in self._slots:
             self._slots[self._slots.index(version)] = None
+
+    def check(self, version: str) -> None:
+        """There are no weights to test."""
 
     def close(self) -> None:
         self._loads.clear()

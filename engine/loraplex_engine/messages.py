@@ -131,9 +131,10 @@ class PinAdapter:
 
 @dataclass(frozen=True, slots=True)
 class DropAdapter:
-    """Forget a version in all tiers once its running requests end."""
+    """Forget a version in all tiers once its running requests end; what is left then is ended."""
 
     adapter: str
+    remaining_s: float | None = None  # None: they may take as long as they take
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ def base_folder(folder: Path) -> Path:
     """A base model's folder, as far as judging adapters needs it."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    shapes = {f"{name}.weight": tuple(shape)[::-1] for name, shape in BASE.modules.items()}
+    shapes = {f"{name}.weight": shape.weight_shape for name, shape in BASE.modules.items()}
     (folder / "model.safetensors").write_bytes(zeros_file(shapes))
     return folder
 
@@ -34,6 +35,19 @@ def zip_of(files: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def tar_of(files: Mapping[str, bytes], mode: str = "w:gz", **facts: Any) -> bytes:
+    """`facts` are set on every entry, its type for example."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            for fact, value in facts.items():
+                setattr(entry, fact, value)
+            archive.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 

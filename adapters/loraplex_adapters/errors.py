@@ -56,7 +56,7 @@ class MalformedAdapter(AdapterError):
 
 
 class BadArchive(MalformedAdapter):
-    """The archive is no zip file, or holds something else than one adapter."""
+    """The archive is neither zip nor tar, or holds something else than one adapter."""
 
     code = "bad_archive"
 

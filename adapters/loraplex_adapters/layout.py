@@ -1,14 +1,19 @@
-"""The base model's linear layers as adapters see them, whole and fused."""
+"""The base model's modules as adapters see them; linear ones also fused, as the engine has them."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from loraplex_adapters.folder import open_regular
 from loraplex_adapters.header import LORA_DTYPES, read_header
 
 CHECKPOINT_DTYPES = {**LORA_DTYPES, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+EMBEDDING = "model.embed_tokens"
+FINAL_NORM = "model.norm"
+HEAD = "lm_head"
+ModuleKind = Literal["linear", "embedding", "norm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +38,34 @@ class ProjectionSpec:
 
 
 class ModuleShape(NamedTuple):
+    """What a module maps onto what; an embedding maps token ids, a norm its features onto themselves."""
+
     in_features: int
     out_features: int
+    kind: ModuleKind = "linear"
+    has_bias: bool = False
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Of the module's own weight in a checkpoint."""
+        if self.kind == "norm":
+            return (self.out_features,)
+        if self.kind == "embedding":
+            return (self.in_features, self.out_features)
+        return (self.out_features, self.in_features)
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """What an adapter is judged against: a name for warnings, and the modules LoRA can adapt."""
+    """What an adapter is judged against: a name for warnings, and the modules it can change."""
 
     name: str | None
     modules: Mapping[str, ModuleShape]
+    ties_embeddings: bool = False  # the head's weight is the embedding's
 
     @staticmethod
     def from_projections(name: str | None, projections: Iterable[ProjectionSpec]) -> "BaseModel":
+        """Its linear modules alone."""
         return BaseModel(
             name,
             {
@@ -57,13 +77,30 @@ class BaseModel:
 
     @staticmethod
     def from_checkpoint(name: str | None, folder: Path) -> "BaseModel":
-        """The decoder layers' linear modules, from a Hugging Face folder's safetensors headers."""
-        modules = {}
+        """What the decoder's modules are, from a Hugging Face folder's safetensors headers."""
+        shapes: dict[str, tuple[int, ...]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             with open_regular(path.resolve()) as file:
                 header = read_header(file, path.stat().st_size, CHECKPOINT_DTYPES)
-            for tensor in header.tensors:
-                module = tensor.name.removesuffix(".weight")
-                if module != tensor.name and ".layers." in module and len(tensor.shape) == 2:
-                    modules[module] = ModuleShape(tensor.shape[1], tensor.shape[0])
-        return BaseModel(name, modules)
+            shapes |= {tensor.name: tensor.shape for tensor in header.tensors}
+        config = json.loads((folder / "config.json").read_bytes())
+        is_tied = f"{EMBEDDING}.weight" in shapes and (
+            config.get("tie_word_embeddings", False) or f"{HEAD}.weight" not in shapes
+        )
+        if is_tied:
+            shapes[f"{HEAD}.weight"] = shapes[f"{EMBEDDING}.weight"]
+        modules = {}
+        for tensor, shape in shapes.items():
+            module = tensor.removesuffix(".weight")
+            is_known = ".layers." in module or module in (EMBEDDING, FINAL_NORM, HEAD)
+            if module != tensor and is_known and len(shape) in (1, 2):
+                modules[module] = _module(module, shape, f"{module}.bias" in shapes)
+        return BaseModel(name, modules, is_tied)
+
+
+def _module(module: str, shape: tuple[int, ...], has_bias: bool) -> ModuleShape:
+    if module == EMBEDDING:
+        return ModuleShape(shape[0], shape[1], "embedding")
+    if len(shape) == 1:
+        return ModuleShape(shape[0], shape[0], "norm")
+    return ModuleShape(shape[1], shape[0], "linear", has_bias)

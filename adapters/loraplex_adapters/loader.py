@@ -1,59 +1,57 @@
 """From a stored version to tensors in the slab's layout, hashed while it is read, once."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
+from loraplex_adapters.canonical import CANONICAL_NAME, CanonicalContent, read_canonical
+from loraplex_adapters.checks import check_lora, check_parts
 from loraplex_adapters.errors import (
+    AdapterTooLarge,
     CorruptVersion,
     MissingFile,
     NonFiniteTensor,
-    RankTooLarge,
     TruncatedFile,
     UnknownVersion,
     UnmatchedTensors,
+    UnsupportedFeature,
+)
+from loraplex_adapters.extras import (
+    BaseTensors,
+    Extras,
+    ExtrasReader,
+    LoraFactors,
+    ModuleTensors,
 )
 from loraplex_adapters.folder import open_regular
 from loraplex_adapters.header import Header, TensorInfo, read_header
 from loraplex_adapters.layout import BaseModel
-from loraplex_adapters.manifest import check_shape
-from loraplex_adapters.store import CANONICAL_NAME, SCALES_KEY
+from loraplex_adapters.tensor_names import Part
 
+VECTORS = (".lora_magnitude_vector", ".bias")  # applied in float32
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-class LoraFactors(NamedTuple):
-    """One module's weights as rows: a is [rank, in_features], b is [rank, out_features]."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scale: float
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
     """A version in host memory, by the base model's module."""
 
-    modules: Mapping[str, LoraFactors]
+    modules: Mapping[str, LoraFactors]  # linear ones
+    extras: Extras = field(default_factory=Extras)
 
     @property
     def rank(self) -> int:
-        return max(factors.rank for factors in self.modules.values())
+        """Rows it takes in the slabs: one at least, so that every version has a place."""
+        return max((factors.rank for factors in self.modules.values()), default=1)
 
     @property
     def num_bytes(self) -> int:
-        return sum(f.a.nbytes + f.b.nbytes for f in self.modules.values())
+        return sum(f.a.nbytes + f.b.nbytes for f in self.modules.values()) + self.extras.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class Loader:
     max_rank: int
     dtype: torch.dtype
     pin_memory: bool = False  # page-locked, so that a copy to the device needs no staging
+    base_tensors: BaseTensors | None = None  # without them DoRA and whole weights are refused
+    max_extra_bytes: int = 0  # of what is not LoRA of a projection
 
     def load(self, folder: Path, version: str) -> AdapterWeights:
         """Read a version's folder; wrong bytes, shapes and ranks are AdapterErrors."""
@@ -75,39 +75,48 @@ class Loader:
             ) from None
         with file:
             header = read_header(file, os.fstat(file.fileno()).st_size)
-            scales = _scales(header, version)
-            self._check(header)
+            content = read_canonical(header, version)
+            self._check(content)
             tensors = self._read(file, header, version)
-        return AdapterWeights(
-            {
-                module: LoraFactors(
-                    tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"], scale
-                )
-                for module, scale in scales.items()
-            }
-        )
+        modules: dict[str, dict[Part, torch.Tensor]] = {
+            name: {part: tensors[info.name] for part, info in parts.items()}
+            for name, parts in content.modules.items()
+        }
+        return self._assemble(content, modules)
 
-    def _check(self, header: Header) -> None:
+    def _check(self, content: CanonicalContent) -> None:
         """The engine's own judgement: what it serves may differ from what the upload was told."""
-        unmatched = []
-        for tensor in header.tensors:
-            module, is_a = tensor.name[: -len(".lora_A.weight")], ".lora_A." in tensor.name
-            if module not in self.base.modules:
-                unmatched.append(module)
-                continue
-            check_shape(tensor, module, self.base, is_a=is_a)
-            rank = tensor.shape[0] if is_a else tensor.shape[1]
-            if rank > self.max_rank:
-                raise RankTooLarge(
-                    f"rank {rank} of {module} exceeds {self.max_rank}",
-                    module=module,
-                    rank=rank,
-                    limit=self.max_rank,
-                )
+        unmatched = sorted(content.modules.keys() - self.base.modules.keys())
         if unmatched:
-            raise UnmatchedTensors(
-                f"this engine does not adapt {unmatched[0]}", modules=sorted(set(unmatched))
+            raise UnmatchedTensors(f"this engine does not adapt {unmatched[0]}", modules=unmatched)
+        for name, tensors in content.modules.items():
+            check_parts(name, self.base.modules[name], tensors, content.token_ids.get(name, ()))
+            if "lora_A.weight" in tensors:
+                check_lora(name, tensors, tensors["lora_A.weight"].shape[0], self.max_rank)
+
+    def _assemble(
+        self, content: CanonicalContent, modules: Mapping[str, ModuleTensors]
+    ) -> AdapterWeights:
+        factors = {
+            name: LoraFactors(parts["lora_A.weight"], parts["lora_B.weight"], content.scales[name])
+            for name, parts in modules.items()
+            if "lora_A.weight" in parts
+        }
+        linear = {n: f for n, f in factors.items() if self.base.modules[n].kind == "linear"}
+        if linear.keys() == modules.keys() and not content.has_more_than_factors:
+            return AdapterWeights(linear)
+        if self.base_tensors is None:
+            raise UnsupportedFeature("this engine serves LoRA of projections alone", key="use_dora")
+        reader = ExtrasReader(self.base, self.base_tensors)
+        extras = reader.read(modules, factors, content.token_ids, is_tied=content.is_tied)
+        if extras.num_bytes > self.max_extra_bytes:
+            raise AdapterTooLarge(
+                f"{extras.num_bytes} bytes of it lie beside the slots, where "
+                f"{self.max_extra_bytes} are allowed",
+                num_bytes=extras.num_bytes,
+                limit=self.max_extra_bytes,
             )
+        return AdapterWeights(linear, extras)
 
     def _read(self, file: BufferedReader, header: Header, version: str) -> dict[str, torch.Tensor]:
         digest = hashlib.sha256()
@@ -126,20 +135,8 @@ class Loader:
 
     def _convert(self, raw: bytearray, info: TensorInfo) -> torch.Tensor:
         saved = torch.frombuffer(raw, dtype=TORCH_DTYPES[info.dtype]).view(info.shape)
-        rows = saved if ".lora_A." in info.name else saved.T
-        tensor = rows.to(self.dtype).contiguous()
+        rows = saved.T if info.name.endswith(".lora_B.weight") else saved
+        tensor = rows.to(torch.float32 if info.name.endswith(VECTORS) else self.dtype).contiguous()
         if not bool(tensor.isfinite().all()):
             raise NonFiniteTensor(f"{info.name} is not finite as {self.dtype}", tensor=info.name)
         return tensor.pin_memory() if self.pin_memory else tensor
-
-
-def _scales(header: Header, version: str) -> dict[str, float]:
-    """Each module's scale; what names no scale for its tensors was not written by a store."""
-    try:
-        scales = json.loads(header.metadata.get(SCALES_KEY, "{}"))
-    except ValueError:
-        scales = {}
-    named = {f"{module}.{factor}.weight" for module in scales for factor in ("lora_A", "lora_B")}
-    if not named or named != {tensor.name for tensor in header.tensors}:
-        raise CorruptVersion("the file is not in the canonical form", version=version)
-    return {module: float(scale) for module, scale in scales.items()}

@@ -1,64 +1,52 @@
 """Judge an adapter by its config and its header alone: no torch, no tensor read."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from loraplex_adapters.checks import check_lora, check_parts
 from loraplex_adapters.errors import (
     DuplicateTensor,
-    IncompletePair,
     NoModuleMatched,
-    RankMismatch,
-    RankTooLarge,
-    ShapeMismatch,
     UnmatchedTensors,
     UnsupportedFeature,
 )
 from loraplex_adapters.folder import AdapterFiles
 from loraplex_adapters.header import TensorInfo, read_header
-from loraplex_adapters.layout import BaseModel
+from loraplex_adapters.layout import EMBEDDING, HEAD, BaseModel
 from loraplex_adapters.peft_config import LoraRules, parse_config
 from loraplex_adapters.report import LoadReport, ModuleReport
+from loraplex_adapters.tensor_names import PARTS, Part, TensorName, read_name
 
-FACTOR = re.compile(r"(?P<path>.+)\.(?P<factor>lora_[AB])(\.[^.]+)?\.weight")
-WRAPPERS = {"module", "_orig_mod"}  # of DataParallel and torch.compile
-PEFT_PREFIX = "base_model.model."
-# Tensors that are no LoRA factor of a linear module, and the config key they come from.
-FEATURE_TENSORS = (
-    (re.compile(r"\.lora_magnitude_vector(\.|$)"), "use_dora"),
-    (re.compile(r"\.lora_B(\.[^.]+)?\.bias$"), "lora_bias"),
-    (re.compile(r"\.lora_embedding_[AB](\.|$)"), "target_modules"),
-    (re.compile(r"\.trainable_tokens_"), "trainable_token_indices"),
-    (re.compile(r"experts(\.base_layer)*\.lora_[AB]\."), "target_parameters"),
-    (re.compile(r"\.bias$"), "bias"),
-    (re.compile(r"\.modules_to_save\.|(lm_head|embed_tokens)(\.base_layer)?\.weight$"),
-     "modules_to_save"),
-)  # fmt: skip
-VOCABULARY = re.compile(r"(?:^|\.)(lm_head|embed_tokens)\.lora_[AB]\.")
+EXPERTS = re.compile(r"experts(\.base_layer)*\.lora_[AB]\.")
 MAX_NAMED = 8  # tensors named in an error
 
 
 @dataclass(frozen=True, slots=True)
-class LoraModule:
-    """One adapted module of the base model; a: [rank, in_features], b: [out_features, rank]."""
+class AdaptedModule:
+    """One module of the base model and what the adapter has for it; rank 0: no LoRA.
+
+    lora_A: [rank, in_features], lora_B: [out_features, rank], whatever kind of module it is.
+    """
 
     name: str
     rank: int
     alpha: float
     scale: float
-    a: TensorInfo
-    b: TensorInfo
+    tensors: Mapping[Part, TensorInfo]  # in the order of PARTS
+    token_ids: tuple[int, ...] = ()  # whose rows `trainable_tokens` are
 
     @property
     def num_bytes(self) -> int:
-        return self.a.num_bytes + self.b.num_bytes
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """An adapter that can be served: its modules in order of their names."""
 
-    modules: tuple[LoraModule, ...]
+    modules: tuple[AdaptedModule, ...]
+    is_tied: bool  # what replaces rows of the embedding, or all of it, holds for the head too
     report: LoadReport
 
 
@@ -71,51 +59,55 @@ class Limits:
 
 
 def judge(files: AdapterFiles, base: BaseModel, limits: Limits) -> Manifest:
-    """The manifest of an adapter that every check of this module lets pass."""
+    """The manifest of an adapter that every check of this package lets pass."""
     rules = parse_config(files.config)
     header = read_header(files.weights, files.weights_bytes)
-    pairs = _pair_up(header.tensors, base)
+    groups = _group(header.tensors, base)
     modules = tuple(
-        _module(name, pair, base, rules, limits.max_rank) for name, pair in sorted(pairs.items())
+        _module(name, group, base, rules, limits.max_rank) for name, group in sorted(groups.items())
     )
     report = LoadReport(
         base_model=rules.base_name,
         rank=max(module.rank for module in modules),
         num_bytes=sum(module.num_bytes for module in modules),
-        modules=tuple(ModuleReport(m.name, m.rank, m.alpha, m.scale, m.num_bytes) for m in modules),
-        unadapted=tuple(sorted(base.modules.keys() - pairs.keys())),
-        warnings=(*files.warnings, *rules.warnings, *_base_warnings(rules, base)),
+        modules=tuple(_report(module) for module in modules),
+        unadapted=tuple(
+            sorted(
+                name
+                for name, shape in base.modules.items()
+                if shape.kind == "linear" and name not in groups
+            )
+        ),
+        warnings=(*files.warnings, *rules.warnings, *_warnings(rules, base, modules)),
     )
-    return Manifest(modules, report)
+    return Manifest(modules, _is_tied(modules, base, rules), report)
 
 
 @dataclass(slots=True)
-class _Pair:
+class _Group:
     path: str  # the module as the adapter calls it, which is what its patterns match
-    factors: dict[str, TensorInfo]
+    tensors: dict[Part, TensorInfo]
 
 
-def _pair_up(tensors: Iterable[TensorInfo], base: BaseModel) -> dict[str, _Pair]:
-    """Factors by the base model's module; refuses what would be left over."""
-    pairs: dict[str, _Pair] = {}
+def _group(tensors: Iterable[TensorInfo], base: BaseModel) -> dict[str, _Group]:
+    """The tensors of each of the base model's modules; refuses what would be left over."""
+    groups: dict[str, _Group] = {}
     unmatched: list[str] = []
     for tensor in tensors:
-        _refuse_features(tensor.name)
-        match = FACTOR.fullmatch(tensor.name)
-        path = _own_path(match["path"]) if match else ""
-        module = _find_module(path, base)
-        if match is None or module is None:
+        _refuse_experts(tensor.name)
+        name = read_name(tensor.name)
+        module = None if name is None else _find_module(name, base)
+        if name is None or module is None:
             unmatched.append(tensor.name)
             continue
-        pair = pairs.setdefault(module, _Pair(path, {}))
-        if match["factor"] in pair.factors:
-            other = pair.factors[match["factor"]].name
+        group = groups.setdefault(module, _Group(name.path, {}))
+        if name.part in group.tensors:
+            other = group.tensors[name.part].name
             raise DuplicateTensor(
-                f"{other} and {tensor.name} are the same factor", tensors=[other, tensor.name]
+                f"{other} and {tensor.name} are the same part", tensors=[other, tensor.name]
             )
-        pair.factors[match["factor"]] = tensor
-    _refuse_vocabulary(unmatched)
-    if not pairs:
+        group.tensors[name.part] = tensor
+    if not groups:
         raise NoModuleMatched(tensors=unmatched[:MAX_NAMED], num_tensors=len(unmatched))
     if unmatched:
         raise UnmatchedTensors(
@@ -123,84 +115,69 @@ def _pair_up(tensors: Iterable[TensorInfo], base: BaseModel) -> dict[str, _Pair]
             tensors=unmatched[:MAX_NAMED],
             num_tensors=len(unmatched),
         )
-    return pairs
+    return groups
 
 
-def _refuse_features(name: str) -> None:
-    for pattern, key in FEATURE_TENSORS:
-        if pattern.search(name):
-            raise UnsupportedFeature(
-                f"{name} needs {key}, which is not served", key=key, tensor=name
-            )
+def _refuse_experts(name: str) -> None:
+    if EXPERTS.search(name):
+        raise UnsupportedFeature(
+            f"{name} needs target_parameters, which is not served",
+            key="target_parameters",
+            tensor=name,
+        )
 
 
-def _refuse_vocabulary(unmatched: list[str]) -> None:
-    """LoRA on a module that every model has, but this engine does not adapt."""
-    for name in unmatched:
-        if vocabulary := VOCABULARY.search(name):
-            raise UnsupportedFeature(
-                f"LoRA on {vocabulary[1]} is not served",
-                key="target_modules",
-                value=vocabulary[1],
-                tensor=name,
-            )
-
-
-def _own_path(path: str) -> str:
-    """The module's path without what wrappers put around the model."""
-    path = ".".join(part for part in path.split(".") if part not in WRAPPERS)
-    while path.startswith(PEFT_PREFIX):
-        path = path.removeprefix(PEFT_PREFIX)
-    return path
-
-
-def _find_module(path: str, base: BaseModel) -> str | None:
+def _find_module(name: TensorName, base: BaseModel) -> str | None:
     """The base model's module: as named, inside `model.`, or without a multimodal model's wrapper.
 
     Mixtral's block of experts is called `mlp` by transformers 5.
     """
-    bare = ".".join(part for part in path.split(".") if part != "language_model")
-    sparse = path.replace(".mlp.", ".block_sparse_moe.")
-    candidates = (path, f"model.{path}", bare, f"model.{bare}", sparse)
-    return next((name for name in candidates if name in base.modules), None)
+    bare = ".".join(part for part in name.path.split(".") if part != "language_model")
+    sparse = name.path.replace(".mlp.", ".block_sparse_moe.")
+    candidates = (name.path, f"model.{name.path}", bare, f"model.{bare}", sparse)
+    module = next((each for each in candidates if each in base.modules), None)
+    if module is not None and name.part == "bias" and not base.modules[module].has_bias:
+        return None  # the base model it was trained on has one
+    return module
 
 
-def _module(name: str, pair: _Pair, base: BaseModel, rules: LoraRules, max_rank: int) -> LoraModule:
-    missing = {"lora_A", "lora_B"} - pair.factors.keys()
-    if missing:
-        raise IncompletePair(f"{name} has no {missing.pop()}", module=name)
-    a, b = pair.factors["lora_A"], pair.factors["lora_B"]
-    rank = rules.rank_of(pair.path)
-    check_shape(a, name, base, is_a=True)
-    check_shape(b, name, base, is_a=False)
-    if not a.shape[0] == b.shape[1] == rank:
-        raise RankMismatch(
-            f"{name} has rank {a.shape[0]} in A and {b.shape[1]} in B; its config says {rank}",
-            module=name,
-            expected=rank,
-            found=[a.shape[0], b.shape[1]],
-        )
-    if rank > max_rank:
-        raise RankTooLarge(
-            f"rank {rank} of {name} exceeds {max_rank}", module=name, rank=rank, limit=max_rank
-        )
-    return LoraModule(name, rank, rules.alpha_of(pair.path), rules.scale_of(pair.path), a, b)
+def _module(
+    name: str, group: _Group, base: BaseModel, rules: LoraRules, max_rank: int
+) -> AdaptedModule:
+    shape, tensors = base.modules[name], group.tensors
+    token_ids = rules.tokens_of(name) if "trainable_tokens" in tensors else ()
+    check_parts(name, shape, tensors, token_ids)
+    ordered = {part: tensors[part] for part in PARTS if part in tensors}
+    if "lora_A.weight" not in tensors:
+        return AdaptedModule(name, 0, 0.0, 0.0, ordered, token_ids)
+    rank = rules.rank_of(group.path)
+    check_lora(name, tensors, rank, max_rank, needs_magnitude=rules.use_dora)
+    alpha, scale = rules.alpha_of(group.path), rules.scale_of(group.path)
+    return AdaptedModule(name, rank, alpha, scale, ordered, token_ids)
 
 
-def check_shape(tensor: TensorInfo, module: str, base: BaseModel, *, is_a: bool) -> None:
-    """A is [rank, in_features], B is [out_features, rank]; the rank itself is not looked at."""
-    shape = base.modules[module]
-    dim, features = (1, shape.in_features) if is_a else (0, shape.out_features)
-    if len(tensor.shape) != 2 or tensor.shape[dim] != features or 0 in tensor.shape:
-        raise ShapeMismatch(
-            f"{tensor.name} is {list(tensor.shape)}, but {module} has {features} features there",
-            tensor=tensor.name,
-            found=list(tensor.shape),
-            expected=["rank", features] if is_a else [features, "rank"],
-        )
+def _report(module: AdaptedModule) -> ModuleReport:
+    parts = tuple(part for part in module.tensors if part not in ("lora_A.weight", "lora_B.weight"))
+    return ModuleReport(
+        module.name, module.rank, module.alpha, module.scale, module.num_bytes, parts
+    )
 
 
-def _base_warnings(rules: LoraRules, base: BaseModel) -> list[str]:
+def _is_tied(modules: Iterable[AdaptedModule], base: BaseModel, rules: LoraRules) -> bool:
+    """PEFT writes into the base model's embedding, except where it saves a module of its own."""
+    parts = {module.name: set(module.tensors) for module in modules}
+    embedding, head = parts.get(EMBEDDING) or set(), parts.get(HEAD) or set()
+    if not base.ties_embeddings or {"weight", "trainable_tokens"} & head:
+        return False
+    return "trainable_tokens" in embedding or ("weight" in embedding and not rules.saves(EMBEDDING))
+
+
+def _warnings(rules: LoraRules, base: BaseModel, modules: Iterable[AdaptedModule]) -> list[str]:
+    warnings = []
     if rules.base_name and base.name and rules.base_name != base.name:
-        return [f"the adapter was trained on {rules.base_name!r}, it is served on {base.name!r}"]
-    return []
+        warnings.append(
+            f"the adapter was trained on {rules.base_name!r}, it is served on {base.name!r}"
+        )
+    if not rules.use_dora and any("lora_magnitude_vector" in m.tensors for m in modules):
+        warnings.append("use_dora is not set, but magnitude vectors are there: served as DoRA")
+    return warnings

@@ -22,10 +22,6 @@ MARKS = {"peft_type", "r", "lora_alpha", "target_modules"}  # one of these is in
 # Where the base model is left alone by the initialisation, the saved tensors say it all.
 PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 UNSERVED = (
-    "use_dora",
-    "lora_bias",
-    "modules_to_save",
-    "trainable_token_indices",
     "target_parameters",
     "layer_replication",
     "use_qalora",
@@ -41,7 +37,8 @@ HARMLESS = {
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout",
     "fan_in_fan_out", "init_lora_weights", "bias", "megatron_config", "megatron_core",
     "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
-    "qalora_group_size", "runtime_config", "ensure_weight_tying",
+    "qalora_group_size", "runtime_config", "ensure_weight_tying", "use_dora", "lora_bias",
+    "modules_to_save", "trainable_token_indices",
 }  # fmt: skip
 MAX_PATTERNS = 4096
 MAX_PATTERN_LENGTH = 256
@@ -61,6 +58,9 @@ class LoraRules:
     use_rslora: bool
     rank_pattern: tuple[Pattern, ...]
     alpha_pattern: tuple[Pattern, ...]
+    use_dora: bool
+    modules_to_save: tuple[str, ...]
+    token_ids: Mapping[str, tuple[int, ...]]  # by the end of the module's path
     base_name: str | None
     warnings: tuple[str, ...]
 
@@ -74,6 +74,15 @@ class LoraRules:
         """What B A x is multiplied by; `module` is the path as PEFT saw it."""
         rank = self.rank_of(module)
         return self.alpha_of(module) / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def saves(self, module: str) -> bool:
+        """Whether PEFT keeps a copy of its own of this module."""
+        return any(_ends_with(module, name) for name in self.modules_to_save)
+
+    def tokens_of(self, module: str) -> tuple[int, ...]:
+        """Whose rows of this module are replaced."""
+        found = (ids for name, ids in self.token_ids.items() if _ends_with(module, name))
+        return next(found, ())
 
 
 def parse_config(raw: bytes) -> LoraRules:
@@ -103,6 +112,9 @@ def parse_config(raw: bytes) -> LoraRules:
             (key, _number("alpha_pattern", value))
             for key, value in _patterns(config, "alpha_pattern")
         ),
+        use_dora=_flag("use_dora", config.get("use_dora")),
+        modules_to_save=_names("modules_to_save", config.get("modules_to_save")),
+        token_ids=_token_ids(config.get("trainable_token_indices")),
         base_name=base_name if isinstance(base_name, str) else None,
         warnings=tuple(warnings),
     )
@@ -184,6 +196,34 @@ def _number(key: str, value: object) -> float:
     if not math.isfinite(value):
         raise BadConfigValue(f"{key} is not finite", key=key)
     return float(value)
+
+
+def _ends_with(module: str, name: str) -> bool:
+    """PEFT's rule for names that are not patterns."""
+    return module == name or module.endswith(f".{name}")
+
+
+def _names(key: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise BadConfigValue(f"{key} is not a list of names", key=key)
+    return tuple(value)
+
+
+def _token_ids(value: object) -> dict[str, tuple[int, ...]]:
+    """A bare list is of the embedding."""
+    if value is None:
+        return {}
+    found = value if isinstance(value, dict) else {"embed_tokens": value}
+    return {name: tuple(_ids(ids)) for name, ids in found.items()}
+
+
+def _ids(value: object) -> list[int]:
+    if isinstance(value, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in value):
+        return value
+    key = "trainable_token_indices"
+    raise BadConfigValue(f"{key} is neither a list of token ids nor one per module", key=key)
 
 
 def _flag(key: str, value: object) -> bool:

@@ -6,13 +6,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModuleReport:
-    """One adapted module, with the rank and scale it is served with."""
+    """One adapted module, with the rank and scale it is served with; rank 0: no LoRA."""
 
     module: str
     rank: int
     alpha: float
     scale: float
     num_bytes: int
+    parts: tuple[str, ...] = ()  # beside lora_A and lora_B, as tensor_names calls them
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,28 @@ class LoadReport:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "LoadReport":
-        modules = tuple(ModuleReport(**entry) for entry in content["modules"])
+        modules = tuple(
+            ModuleReport(**{**entry, "parts": tuple(entry.get("parts", ()))})
+            for entry in content["modules"]
+        )
         lists = {key: tuple(content[key]) for key in ("unadapted", "warnings")}
         return LoadReport(**{**content, **lists, "modules": modules})
+
+
+@dataclass(frozen=True, slots=True)
+class ParityCheck:
+    """How far a version's logits for a fixed prompt are from those of a dense merge of it.
+
+    Both figures are root mean squares, relative to the dense merge's logits.
+    """
+
+    version: str
+    passed: bool
+    error: float | None = None  # of what is served; None: it could not be tested, `reason` says why
+    effect: float | None = None  # what the adapter changes at all
+    seconds: float = 0.0
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the version, which it is stored with."""
+        return {name: value for name, value in asdict(self).items() if name != "version"}

@@ -1,12 +1,21 @@
 """The device side: slabs at fixed addresses, written in the background, published between steps."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from loraplex_adapters.layout import ProjectionSpec
 from loraplex_adapters.loader import AdapterWeights
+from loraplex_adapters.slot_extras import SlotExtras, place_extras
 from loraplex_kernels.lora import LoraSlab
+
+
+class PlacedAdapter(NamedTuple):
+    """A version whose factors lie in their rows, and what it has outside the slabs."""
+
+    weights: AdapterWeights
+    extras: SlotExtras | None
 
 
 class DeviceSlabs:
@@ -31,6 +40,7 @@ class DeviceSlabs:
         self._offsets: list[int] = []  # in the flat tensors, of slot 0 of each slice
         self._strides: list[int] = []  # from one slot to the next
         self.slabs: dict[str, LoraSlab] = {}
+        self.extras: dict[int, SlotExtras] = {}  # of the published slots that have any
         position = 0
         for projection, size in zip(projections, sizes, strict=True):
             width = len(projection.slices)
@@ -64,23 +74,25 @@ class DeviceSlabs:
 
     def write(
         self, weights: AdapterWeights, row_start: int, fence: torch.cuda.Event | None
-    ) -> AdapterWeights:
+    ) -> PlacedAdapter:
         """Copy the factors into rows that no published slot uses, and return when they are there.
 
         Any thread may do it; the device's own stream of steps is not held up.
         """
         if fence is None:
-            self._copy(weights, row_start)
-            return weights
+            return self._copy(weights, row_start)
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_event(fence)
         with torch.cuda.stream(stream):
-            self._copy(weights, row_start)
+            placed = self._copy(weights, row_start)
         stream.synchronize()
-        return weights
+        return placed
 
-    def publish(self, slot: int, row_start: int, weights: AdapterWeights) -> None:
+    def publish(self, slot: int, row_start: int, placed: PlacedAdapter) -> None:
         """From the next step on, tokens of this slot use these rows."""
+        weights, extras = placed
+        if extras is not None:
+            self.extras[slot] = extras
         pieces = [piece for projection in self._projections for piece in projection.slices]
         found = [weights.modules.get(piece.module) for piece in pieces]
         offsets = zip(self._offsets, self._strides, strict=True)
@@ -92,7 +104,11 @@ class DeviceSlabs:
         self._scales[index] = scales.to(self.device)
         self._row_start[slot] = row_start
 
-    def _copy(self, weights: AdapterWeights, row_start: int) -> None:
+    def forget(self, slot: int) -> None:
+        """The slot's version is gone, and what it held outside the slabs with it."""
+        self.extras.pop(slot, None)
+
+    def _copy(self, weights: AdapterWeights, row_start: int) -> PlacedAdapter:
         for projection in self._projections:
             slab = self.slabs[projection.name]
             for i, piece in enumerate(projection.slices):
@@ -101,6 +117,9 @@ class DeviceSlabs:
                     rows = slice(row_start, row_start + factors.rank)
                     slab.a[i, rows].copy_(factors.a, non_blocking=True)
                     slab.b[i][rows].copy_(factors.b, non_blocking=True)
+        if not weights.extras:
+            return PlacedAdapter(weights, None)
+        return PlacedAdapter(weights, place_extras(weights.extras, self._projections, self.device))
 
 
 def _aligned(num_elements: int) -> int:

@@ -1,26 +1,12 @@
 """Who has which slot and rows: references, promises, pins and the order of eviction. No tensor."""
 
+import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
+from loraplex_adapters.residents import Need, Resident
 from loraplex_adapters.rows import RowAllocator
-
-
-@dataclass(slots=True)
-class Resident:
-    """A version whose factors lie in a slot."""
-
-    slot: int
-    row_start: int
-    references: int = 0
-    is_pinned: bool = False
-    is_promised: bool = False  # its slot goes to a load in flight once that has been validated
-    is_dropped: bool = False  # leaves with its last reference
-
-    @property
-    def is_evictable(self) -> bool:
-        return not (self.references or self.is_pinned or self.is_promised)
+from loraplex_adapters.worth import Holding, least_worth
 
 
 class SlotTable:
@@ -30,11 +16,24 @@ class SlotTable:
     new references but stays until `take` has rows for its successor; `cancel` gives it back.
     """
 
-    def __init__(self, num_slots: int, num_rows: int, max_rank: int) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        num_rows: int,
+        max_rank: int,
+        extra_bytes: int = 0,
+        *,
+        on_evict: Callable[[int], object] = lambda slot: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         assert not num_slots or num_rows >= max_rank
         self.num_slots = num_slots
         self.max_rank = max_rank
         self.rows = RowAllocator(num_rows)
+        self.extra_bytes = extra_bytes  # that versions may hold beside their rows
+        self._on_evict = on_evict
+        self._clock = clock
+        self._taken: dict[int, Need] = {}  # by promised slots that have their rows
         self.residents: OrderedDict[str, Resident] = OrderedDict()  # least recently used first
         self.free_slots = list(range(num_slots))
         self.evictions = 0
@@ -46,17 +45,30 @@ class SlotTable:
         resident = self.residents.get(version)
         return resident is not None and not (resident.is_promised or resident.is_dropped)
 
-    def fits(self, rank: int | None) -> bool:
-        """Whether a slot, and rows for this rank if it is known, are free or idle."""
-        idle = {r.row_start for r in self.residents.values() if r.is_evictable}
+    def fits(self, need: Need | None) -> bool:
+        """Whether a slot, and rows and bytes if the need is known, are free or idle."""
+        idle = [r for r in self.residents.values() if r.is_evictable]
         if not self.free_slots and not idle:
             return False
-        return rank is None or self.rows.find(rank, without=idle) is not None
+        return need is None or self._has_room(need, idle)
+
+    def _has_room(self, need: Need, without: Sequence[Resident]) -> bool:
+        starts = {resident.row_start for resident in without}
+        freed = sum(resident.need.extra_bytes for resident in without)
+        return (
+            need.extra_bytes <= self.free_extra_bytes + freed
+            and self.rows.find(need.rank, without=starts) is not None
+        )
+
+    @property
+    def free_extra_bytes(self) -> int:
+        held = sum(resident.need.extra_bytes for resident in self.residents.values())
+        return self.extra_bytes - held - sum(need.extra_bytes for need in self._taken.values())
 
     def blockers(
-        self, rank: int, remaining: Callable[[str], float] = lambda _: 0
+        self, need: Need, remaining: Callable[[str], float] = lambda _: 0
     ) -> tuple[str, ...] | None:
-        """The fewest versions in use whose end would make room for this rank; None: not known yet.
+        """The fewest versions in use whose end would make room for this one; None: not known yet.
 
         Rows are consecutive, so a wide adapter may have to wait for several neighbours at once.
         Among as few, those whose `remaining` work is least.
@@ -65,6 +77,7 @@ class SlotTable:
         def wait(versions: tuple[str, ...]) -> tuple[int, float]:
             return len(versions), max(map(remaining, versions), default=0)
 
+        rank = need.rank
         owners = {r.row_start: (v, r) for v, r in self.residents.items()}
         ends = [start + length for start, length in self.rows.runs.items()]
         best: tuple[str, ...] | None = None
@@ -76,34 +89,51 @@ class SlotTable:
                 for start, length in self.rows.runs.items()
                 if start < first + rank and start + length > first
             ]
-            found = _users(inside)
+            found = self._with_bytes(_users(inside), need, remaining)
             if found is not None and (best is None or wait(found) < wait(best)):
                 best = found
-        if best == () and not self.fits(rank):  # rows enough, but no slot
+        if best == () and not self.fits(need):  # rows and bytes enough, but no slot
             in_use = [v for v, r in self.residents.items() if r.references and not r.is_pinned]
             return (min(in_use, key=remaining),) if in_use else None
         return best
 
+    def _with_bytes(
+        self, users: tuple[str, ...] | None, need: Need, remaining: Callable[[str], float]
+    ) -> tuple[str, ...] | None:
+        """These users, and as many more as hold the bytes that are missing."""
+        if users is None:
+            return None
+        holders = self.residents.items()
+        free = self.free_extra_bytes + sum(
+            r.need.extra_bytes for v, r in holders if r.is_evictable or v in users
+        )
+        others = [v for v, r in holders if r.references and not r.is_pinned and v not in users]
+        for version in sorted(others, key=remaining):
+            if free < need.extra_bytes and self.residents[version].need.extra_bytes:
+                users += (version,)
+                free += self.residents[version].need.extra_bytes
+        return users if free >= need.extra_bytes else None
+
     def acquire(self, version: str) -> None:
         assert self.is_usable(version)
         self.residents[version].references += 1
-        self.residents.move_to_end(version)
+        self._touch(version)
 
     def release(self, version: str) -> None:
         resident = self.residents[version]
         assert resident.references > 0
         resident.references -= 1
-        self.residents.move_to_end(version)
+        self._touch(version)
         if resident.is_dropped and not resident.references:
             self._evict(version)
 
     def promise(self) -> int | None:
-        """Set a slot aside: a free one, or the least recently used idle one."""
+        """Set a slot aside: a free one, or that of the idle version that is worth least."""
         if self.free_slots:
             slot = self.free_slots.pop(0)
             self._promises[slot] = None
             return slot
-        victim = next((v for v, r in self.residents.items() if r.is_evictable), None)
+        victim = self._least_worth()
         if victim is None:
             return None
         resident = self.residents[victim]
@@ -111,39 +141,41 @@ class SlotTable:
         self._promises[resident.slot] = victim
         return resident.slot
 
-    def take(self, slot: int, rank: int) -> int | None:
+    def take(self, slot: int, need: Need) -> int | None:
         """Evict what must go and return the first row for a promised slot.
 
-        If the rows cannot be had beside the versions in use, the promise is cancelled: None.
+        If rows and bytes cannot be had beside the versions in use, the promise is cancelled: None.
         """
-        assert 0 < rank <= self.max_rank
+        assert 0 < need.rank <= self.max_rank
         victim = self._promises[slot]
-        evictable = {r.row_start for r in self.residents.values() if r.is_evictable}
+        movable = [r for r in self.residents.values() if r.is_evictable]
         if victim is not None:
-            evictable.add(self.residents[victim].row_start)
-        if self.rows.find(rank, without=evictable) is None:
+            movable.append(self.residents[victim])
+        if not self._has_room(need, movable):
             self.cancel(slot)
             return None
         if victim is not None:
             self._evict(victim)
             self.free_slots.remove(slot)
             self._promises[slot] = None
-        row_start = self.rows.allocate(rank)
-        while row_start is None:
-            self._evict(next(v for v, r in self.residents.items() if r.is_evictable))
-            row_start = self.rows.allocate(rank)
-        return row_start
+        while not self._has_room(need, ()):
+            idle = self._least_worth()
+            assert idle is not None, "there was room without the idle versions"
+            self._evict(idle)
+        self._taken[slot] = need
+        return self.rows.allocate(need.rank)
 
     def settle(self, version: str, slot: int, row_start: int) -> None:
         """The version's factors are in its rows: it is resident from now on."""
         del self._promises[slot]
-        self.residents[version] = Resident(slot, row_start)
+        self.residents[version] = Resident(slot, row_start, self._taken.pop(slot), self._clock())
         self._apply_pins()
 
     def cancel(self, slot: int, row_start: int | None = None) -> None:
         """Give a promised slot back, and the rows that were taken for it."""
         if row_start is not None:
             self.rows.free(row_start)
+            del self._taken[slot]
         victim = self._promises.pop(slot)
         if victim is None:
             self.free_slots.append(slot)
@@ -187,6 +219,8 @@ class SlotTable:
         assert end <= self.rows.num_rows
         assert {r.row_start for r in self.residents.values()} <= self.rows.runs.keys()
         assert all(r.references >= 0 for r in self.residents.values())
+        assert self.free_extra_bytes >= 0
+        assert self._taken.keys() <= self._promises.keys()
         assert not any(r.references for r in self.residents.values() if r.is_promised)
         assert self._leaves_room({v for v, r in self.residents.items() if r.is_pinned})
 
@@ -195,7 +229,27 @@ class SlotTable:
         assert not resident.references
         self.rows.free(resident.row_start)
         self.free_slots.append(resident.slot)
+        self._on_evict(resident.slot)
         self.evictions += 1
+
+    def _touch(self, version: str) -> None:
+        self.residents[version].used_s = self._clock()
+        self.residents.move_to_end(version)
+
+    def _least_worth(self) -> str | None:
+        holdings = [
+            Holding(
+                version,
+                r.need.tenant,
+                1,
+                r.need.num_bytes,
+                r.need.reload_s,
+                r.used_s,
+                r.is_evictable,
+            )
+            for version, r in self.residents.items()
+        ]
+        return least_worth(holdings, self.num_slots, self._clock())
 
     def _apply_pins(self) -> None:
         pinned = {v for v, r in self.residents.items() if r.is_pinned}
@@ -205,11 +259,13 @@ class SlotTable:
                 pinned.add(version)
 
     def _leaves_room(self, pinned: set[str]) -> bool:
-        """Whether an adapter of the largest rank could still be loaded, were all others idle."""
+        """Whether one of the largest rank, or half of all extra bytes, could still be loaded."""
         kept = {self.residents[version].row_start for version in pinned}
         movable = self.rows.runs.keys() - kept
+        extra_bytes = sum(self.residents[version].need.extra_bytes for version in pinned)
         return (
             len(pinned) < self.num_slots
+            and extra_bytes <= self.extra_bytes // 2
             and self.rows.find(self.max_rank, without=movable) is not None
         ) or not pinned
 

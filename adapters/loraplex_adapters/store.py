@@ -1,7 +1,8 @@
 """Versions of adapters on disk, named by the sha256 of their canonical content.
 
 The canonical content of an adapter is one safetensors file: tensors named after the base model's
-modules, in order, with each module's scale in the metadata. `sha256sum` of that file is the version.
+modules and parts, in order, with the scales of those with LoRA in the metadata. `sha256sum` of that
+file is the version.
 """
 
 import errno
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from loraplex_adapters.canonical import CANONICAL_NAME, canonical_header
 from loraplex_adapters.errors import CorruptVersion, NonFiniteTensor, TruncatedFile, UnknownVersion
 from loraplex_adapters.folder import open_adapter, open_regular
 from loraplex_adapters.fused_experts import with_single_experts
@@ -27,9 +29,7 @@ from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits, Manifest, judge
 from loraplex_adapters.report import LoadReport
 
-CANONICAL_NAME = "adapter.safetensors"
 REPORT_NAME = "report.json"
-SCALES_KEY = "loraplex.scales"
 CHUNK_BYTES = 1 << 20
 VERSION = re.compile(r"[0-9a-f]{64}")
 
@@ -142,26 +142,6 @@ class AdapterStore:
         _sync_folder(target.parent)
 
 
-def canonical_header(manifest: Manifest) -> bytes:
-    """The head of the canonical file: equal for equal modules, tensors and scales."""
-    scales = {module.name: module.scale for module in manifest.modules}
-    content: dict[str, object] = {
-        "__metadata__": {"format": "pt", SCALES_KEY: json.dumps(scales, sort_keys=True)}
-    }
-    end = 0
-    for module in manifest.modules:
-        for factor, tensor in (("lora_A", module.a), ("lora_B", module.b)):
-            content[f"{module.name}.{factor}.weight"] = {
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "data_offsets": [end, end + tensor.num_bytes],
-            }
-            end += tensor.num_bytes
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
 def _write_canonical(target: Path, source: BufferedReader, manifest: Manifest) -> str:
     """Copy the tensors in canonical order, in chunks, and return the sha256 of what was written."""
     digest = hashlib.sha256()
@@ -170,7 +150,7 @@ def _write_canonical(target: Path, source: BufferedReader, manifest: Manifest) -
         file.write(header)
         digest.update(header)
         for module in manifest.modules:
-            for tensor in (module.a, module.b):
+            for tensor in module.tensors.values():
                 for chunk in _chunks(source, tensor):
                     file.write(chunk)
                     digest.update(chunk)

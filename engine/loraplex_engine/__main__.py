@@ -17,13 +17,11 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from loraplex_adapters.cache import AdapterCache
 from loraplex_adapters.store import AdapterStore
-from loraplex_engine.build import build_engine, load_model
+from loraplex_engine.build import adapter_cache, build_engine, load_model
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
 from loraplex_engine.errors import CannotStart, InvalidConfig
-from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.server import EngineServer
 
 log = logging.getLogger("loraplex_engine")
@@ -47,15 +45,7 @@ def read_config(text: str) -> EngineConfig:
 
 def build(config: EngineConfig, store: AdapterStore) -> Engine:
     model = load_model(config)
-    adapters = AdapterCache(
-        store,
-        projection_layout(model.config),
-        max_loras=config.max_loras,
-        max_lora_rank=config.max_lora_rank,
-        dtype=model.dtype,
-        device=model.device.torch_device,
-        host_bytes=config.max_cpu_lora_bytes,
-    )
+    adapters = adapter_cache(config, model, store)
     tokenizer = Tokenizer.from_file(str(config.model / "tokenizer.json"))
     return build_engine(config, model, adapters, tokenizer, is_calibrated=True)
 

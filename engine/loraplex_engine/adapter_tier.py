@@ -3,6 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from loraplex_adapters.report import ParityCheck
+from loraplex_adapters.slot_extras import SlotExtras
+from loraplex_adapters.tiers import TierStats
 from loraplex_engine.scheduling.policy import AdapterSlots
 from loraplex_kernels.lora import LoraSlab
 
@@ -29,10 +32,22 @@ class AdapterTier(AdapterSlots, Protocol):
         ...
 
     @property
+    def extras(self) -> Mapping[int, SlotExtras]:
+        """By slot, of those whose version changes more than projections by LoRA."""
+        ...
+
+    @property
+    def stats(self) -> tuple[TierStats, ...]: ...
+
+    @property
     def resident(self) -> Collection[str]: ...
 
     @property
     def num_free_slots(self) -> int: ...
+
+    def prefetch(self, version: str, tenant: str) -> None:
+        """Somebody of this tenant waits for a version: it may be brought nearer ahead of its turn."""
+        ...
 
     def start_load(self, version: str) -> None:
         """Begin to load an absent version in the background; any other stays as it is.
@@ -54,6 +69,15 @@ class AdapterTier(AdapterSlots, Protocol):
 
     def drop(self, version: str) -> None:
         """Forget a version in all tiers: at once, or when the last sequence that uses it ends."""
+        ...
+
+    def check(self, version: str) -> None:
+        """Begin a version's parity self-test in the background."""
+        ...
+
+    @property
+    def checks(self) -> tuple[ParityCheck, ...]:
+        """The latest self-tests that have ended."""
         ...
 
     def close(self) -> None: ...

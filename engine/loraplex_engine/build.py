@@ -9,6 +9,8 @@ from uuid import uuid4
 
 import torch
 
+from loraplex_adapters.cache import AdapterCache
+from loraplex_adapters.store import AdapterStore
 from loraplex_engine.adapter_tier import AdapterTier
 from loraplex_engine.calibration import calibrate, time_copies
 from loraplex_engine.config import EngineConfig
@@ -18,9 +20,11 @@ from loraplex_engine.device import Device, KvShape
 from loraplex_engine.errors import CannotStart, InvalidConfig, UnsupportedModel
 from loraplex_engine.intake import Served
 from loraplex_engine.messages import PROTOCOL_VERSION, Hello
+from loraplex_engine.model.adaptable import adaptable_modules
 from loraplex_engine.model.config import ModelConfig, read_model_config
-from loraplex_engine.model.decoder import Decoder
+from loraplex_engine.model.decoder import Decoder, projection_layout
 from loraplex_engine.model.weights import Checkpoint
+from loraplex_engine.self_test import ParityTest
 from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import ModelRunner, TokenSampler
 from loraplex_engine.sampler import Sampler
@@ -101,6 +105,26 @@ def _refuse_unread(checkpoint: Checkpoint, shape: ModelConfig) -> None:
             f"{unread[0]} among them",
             tensors=unread,
         )
+
+
+def adapter_cache(config: EngineConfig, model: LoadedModel, store: AdapterStore) -> AdapterCache:
+    """The tiers of adapters for a loaded model."""
+    layout, base = projection_layout(model.config), adaptable_modules(model.config)
+    tensors = Checkpoint(config.model, model.dtype, torch.device("cpu"))
+    kv_shape = _kv_shape(config, model)
+    return AdapterCache(
+        store,
+        layout,
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        dtype=model.dtype,
+        device=model.device.torch_device,
+        host_bytes=config.max_cpu_lora_bytes,
+        base=base,
+        base_tensors=tensors,
+        extra_bytes=config.max_lora_extra_bytes,
+        self_test=ParityTest(model.decoder, layout, base, tensors, model.device, kv_shape),
+    )
 
 
 def build_engine(

@@ -31,6 +31,7 @@ class EngineConfig:
     max_loras: int = 8  # device slots
     max_lora_rank: int = 64
     max_cpu_lora_bytes: int = 512 * 2**20  # loaded adapters kept below the slots
+    max_lora_extra_bytes: int = 256 * 2**20  # on the device, of what adapters have beside LoRA
     scheduling_policy: PolicyName = "hfs"
     max_queue_s: float = 300.0  # a live request that would wait longer is refused at once
     threads: int | None = None  # of the CPU's kernels; None: one per core
@@ -48,6 +49,7 @@ class EngineConfig:
         _check_at_least("max_loras", self.max_loras, 1)
         _check_at_least("max_lora_rank", self.max_lora_rank, 1)
         _check_at_least("max_cpu_lora_bytes", self.max_cpu_lora_bytes, 0)
+        _check_at_least("max_lora_extra_bytes", self.max_lora_extra_bytes, 0)
         if self.block_size < 1 or self.block_size % 16:
             raise InvalidConfig(f"block_size must be a multiple of 16, not {self.block_size}")
         if not 0 < self.gpu_memory_utilization <= 1:

@@ -14,6 +14,7 @@ from loraplex_engine.live_request import Ending, LiveRequest
 from loraplex_engine.messages import (
     Abort,
     AdapterFailed,
+    CheckAdapter,
     Command,
     Drain,
     DropAdapter,
@@ -40,6 +41,7 @@ from loraplex_engine.snapshot import engine_stats, explanation
 log = logging.getLogger(__name__)
 
 DRAINING = Ending("error", error="unavailable", message="the engine is draining")
+DELETED = Ending("error", error="unknown_adapter", message="the adapter was deleted")
 
 
 class _InFlight(NamedTuple):
@@ -80,6 +82,7 @@ class Engine:
         self._fairness = Fairness(self._meter.service_of)
         self._stats_number = 0
         self._drain_until_s: float | None = None
+        self._leaving: dict[str, float] = {}  # dropped versions, and until when they may be used
         self._is_stalled = False
 
     @property
@@ -119,8 +122,12 @@ class Engine:
                 self.adapters.pin(adapter, pinned)
                 if pinned:
                     self.adapters.start_load(adapter)
-            case DropAdapter(adapter):
+            case DropAdapter(adapter, remaining_s):
                 self.adapters.drop(adapter)
+                if remaining_s is not None:
+                    self._leaving[adapter] = self.clock() + remaining_s
+            case CheckAdapter(adapter):
+                self.adapters.check(adapter)
             case Explain(request_id):
                 self._events.append(self._explain(request_id))
             case Drain(remaining_s):
@@ -132,6 +139,8 @@ class Engine:
         for request_id in self._deadlines.take_due(self.clock()):
             self._end(request_id, EXPIRED)
         self._drain()
+        if self._leaving:
+            self._end_leavers()
         plan = self._schedule()
         for adapter in plan.loads:
             self.adapters.start_load(adapter)
@@ -185,6 +194,8 @@ class Engine:
             self._set_share(request.share)
         self._live[request.request_id] = live
         self.policy.add(live.seq, now)
+        if request.adapter is not None:
+            self.adapters.prefetch(request.adapter, request.tenant)
         self._deadlines.add(request, now)
         if request.tier != "batch":
             expected_s = self.policy.explain(live.seq, now).expected_s
@@ -283,6 +294,15 @@ class Engine:
         if self._drain_until_s is not None and self.clock() >= self._drain_until_s:
             for request_id in list(self._live):
                 self._end(request_id, DRAINING)
+
+    def _end_leavers(self) -> None:
+        """The time is over of those that still use a version which was dropped."""
+        now = self.clock()
+        for adapter in [adapter for adapter, due_s in self._leaving.items() if due_s <= now]:
+            del self._leaving[adapter]
+            for request_id in [r for r, each in self._live.items() if each.seq.adapter == adapter]:
+                self._end(request_id, DELETED)
+            self.adapters.drop(adapter)  # somebody who waited may have brought it back
 
     def _poll_adapters(self) -> None:
         for outcome in self.adapters.poll():

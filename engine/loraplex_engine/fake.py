@@ -7,12 +7,15 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
+from loraplex_adapters.report import ParityCheck
+from loraplex_adapters.tiers import TierStats
 from loraplex_engine.errors import EngineUnavailable
 from loraplex_engine.fake_prefixes import BLOCK, FakePrefixes
 from loraplex_engine.messages import (
     PROTOCOL_VERSION,
     Abort,
     AdapterFailed,
+    CheckAdapter,
     Command,
     DropPrefix,
     EngineStats,
@@ -100,6 +103,7 @@ class FakeEngine:
         self._life = 0
         self._running: dict[str, FakeSequence] = {}
         self._prefixes = FakePrefixes()
+        self._checks: list[ParityCheck] = []
         self._failures: asyncio.Queue[AdapterFailed] = asyncio.Queue()
         self._stats_count = 0
 
@@ -140,6 +144,8 @@ class FakeEngine:
             steps=self.num_generated,
             tokens=TokenCounters(completion=self.num_generated),
             prefixes=self._prefixes.stats,
+            adapter_tiers=tuple(TierStats(tier) for tier in ("device", "host", "disk")),
+            adapter_checks=tuple(self._checks),
             spare=self.spare,
         )
 
@@ -148,6 +154,7 @@ class FakeEngine:
         self._is_up = False
         self._life += 1
         self._prefixes.clear()
+        self._checks.clear()
 
     def come_back(self) -> None:
         self._is_up = True
@@ -182,6 +189,8 @@ class FakeEngine:
         match command:
             case Abort(request_id) if request_id in self._running:
                 self._running[request_id].is_aborted = True
+            case CheckAdapter(adapter):
+                self._checks.append(ParityCheck(adapter, True, error=0.0, effect=1.0))
             case RegisterPrefix():
                 self._prefixes.register(command)
             case DropPrefix(prefix_id):

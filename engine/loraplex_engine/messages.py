@@ -1,13 +1,16 @@
 """What crosses the engine's boundary: frozen dataclasses, no torch, no msgspec, no names of tenants' things.
 
 Down (client to engine): Generate, Abort, SetTenant, RegisterPrefix, DropPrefix, PreloadAdapter,
-PinAdapter, DropAdapter, Explain, Drain.
+PinAdapter, DropAdapter, CheckAdapter, Explain, Drain.
 Up (engine to client): Hello, TokenEvent, Finished, AdapterFailed, Explanation, EngineStats.
 All times are seconds; a deadline crosses processes as *remaining* seconds, never as a clock reading.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from loraplex_adapters.report import ParityCheck
+from loraplex_adapters.tiers import TierStats
 
 Tier = Literal["interactive", "standard", "batch"]
 TIERS: tuple[Tier, ...] = ("interactive", "standard", "batch")
@@ -128,7 +131,15 @@ class PinAdapter:
 
 @dataclass(frozen=True, slots=True)
 class DropAdapter:
-    """Forget a version in all tiers once its running requests end."""
+    """Forget a version in all tiers once its running requests end; what is left then is ended."""
+
+    adapter: str
+    remaining_s: float | None = None  # None: they may take as long as they take
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAdapter:
+    """Test a version's parity in the background; EngineStats.adapter_checks has the result."""
 
     adapter: str
 
@@ -156,6 +167,7 @@ Command = (
     | PreloadAdapter
     | PinAdapter
     | DropAdapter
+    | CheckAdapter
     | Explain
     | Drain
 )
@@ -312,6 +324,8 @@ class EngineStats:
     draining: bool = False
     scheduler: SchedulerStats = SchedulerStats()
     prefixes: tuple[PrefixStats, ...] = ()
+    adapter_tiers: tuple[TierStats, ...] = ()  # device, host, disk
+    adapter_checks: tuple[ParityCheck, ...] = ()  # the latest self-tests
 
 
 Event = Hello | TokenEvent | Finished | AdapterFailed | Explanation | EngineStats

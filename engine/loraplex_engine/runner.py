@@ -87,7 +87,8 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepHandle:
         batch = build_batch(plan, self._block_size, self.adapters.slot_of, self.device.torch_device)
-        logits = self.decoder.forward(batch, self.kv, self.adapters.slabs)
+        adapters = self.adapters
+        logits = self.decoder.forward(batch, self.kv, adapters.slabs, adapters.extras)
         if logits is None:
             return StepHandle(plan, None)
         return StepHandle(plan, self.sampler.sample(logits, _sampling_items(plan)))

@@ -86,7 +86,10 @@ def show_adapter(
             )
             if Address.parse(name).number is not None:
                 for module in report["modules"]:
-                    typer.echo(f"  {module['module']}  r={module['rank']}  ×{module['scale']:g}")
+                    parts = " ".join(module.get("parts", ()))
+                    figures = f"r={module['rank']}  ×{module['scale']:g}  {parts}"
+                    typer.echo(f"  {module['module']}  {figures}".rstrip())
+            typer.echo(f"  {_parity(version.parity)}")
             for warning in report["warnings"]:
                 typer.echo(f"  warning: {warning}")
 
@@ -158,6 +161,15 @@ def _change(tenant: str, name: str, values: dict[str, Any]) -> None:
             _show(await service.change(await _owner(database, tenant), name, values, by=BY))
 
     run(work())
+
+
+def _parity(parity: dict[str, Any] | None) -> str:
+    if parity is None:
+        return "parity: not tested yet"
+    if parity["error"] is None:
+        return f"parity: could not be tested: {parity['reason']}"
+    verdict = "passed" if parity["passed"] else "FAILED"
+    return f"parity: {verdict}, error {parity['error']:.1e}, effect {parity['effect']:.2f}"
 
 
 def _show(entry: Entry) -> None:

@@ -51,6 +51,7 @@ class Settings:
     oidc_client_id: str | None = None
     oidc_client_secret: str | None = field(default=None, repr=False)
     oidc_new_role: str | None = None  # of staff, for people who are not known; None: refused
+    max_pinned_adapters: int = 1  # that a tenant may keep on the device; operators may more
     adapter_folders: tuple[str, ...] = ()  # from where operators may load adapters over HTTP
     log_level: str = "info"
     engine: Mapping[str, str] = field(default_factory=dict)  # e.g. {"DTYPE": "float32"}
@@ -72,6 +73,8 @@ class Settings:
             raise BadSetting("BATCH_DISPATCHER", self.batch_dispatcher, " or ".join(DISPATCHERS))
         if self.batch_dispatcher == "celery" and self.redis_url is None:
             raise BadSetting("BATCH_DISPATCHER", "celery", "LORAPLEX_REDIS_URL beside it")
+        if self.max_pinned_adapters < 0:
+            raise BadSetting("MAX_PINNED_ADAPTERS", str(self.max_pinned_adapters), "at least 0")
         if self.batch_concurrency < 1:
             raise BadSetting("BATCH_CONCURRENCY", str(self.batch_concurrency), "at least 1")
         for name in ("redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s"):
@@ -157,7 +160,14 @@ TEXT = (
 PATHS = ("home", "cache")
 NETWORKS = ("trusted_proxies", "webhook_networks")
 LISTS = (*NETWORKS, "adapter_folders")
-INTEGERS = ("port", "workers", "database_pool_size", "max_body_bytes", "batch_concurrency")
+INTEGERS = (
+    "port",
+    "workers",
+    "database_pool_size",
+    "max_body_bytes",
+    "batch_concurrency",
+    "max_pinned_adapters",
+)
 SECONDS = ("engine_wait_s", "redis_timeout_s", "claim_ttl_s", "batch_lease_s", "batch_tick_s")
 
 

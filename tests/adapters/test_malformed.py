@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from tests.adapters.folders import (
 from loraplex_adapters import errors
 from loraplex_adapters.errors import AdapterError
 from loraplex_adapters.folder import open_adapter
+from loraplex_adapters.layout import EMBEDDING, FINAL_NORM, HEAD, BaseModel, ModuleShape
 from loraplex_adapters.manifest import Limits, judge
 from loraplex_adapters.store import AdapterStore
 
@@ -211,27 +213,76 @@ def test_malformed_adapter_is_refused_with_its_own_code(name: str, tmp_path: Pat
     assert not (tmp_path / "adapter" / "marker").exists()
 
 
-UNSERVED_TENSORS = {
-    "use_dora": f"{Q}.lora_magnitude_vector",
-    "lora_bias": f"{Q}.lora_B.bias",
-    "bias": f"{Q}.base_layer.bias",
-    "modules_to_save": "lm_head.weight",
-    "trainable_token_indices": "model.embed_tokens.token_adapter.trainable_tokens_delta",
-    "target_parameters": "model.layers.0.mlp.experts.base_layer.lora_A.weight",
-    "target_modules": "model.embed_tokens.lora_embedding_A",
-}
+WHOLE = BaseModel(
+    "tiny",
+    {
+        **BASE.modules,
+        Q: ModuleShape(16, 16, has_bias=True),
+        EMBEDDING: ModuleShape(40, 16, "embedding"),
+        HEAD: ModuleShape(16, 40),
+        FINAL_NORM: ModuleShape(16, 16, "norm"),
+    },
+)
+DOWN_BIAS = f"base_model.model.{DOWN}.bias"
+DELTA = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+WRONG_PARTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], type[AdapterError]]] = {
+    "magnitude of no pair": ({}, {f"{DOWN}.lora_magnitude_vector": (16,)}, errors.IncompletePair),
+    "no magnitude": ({"use_dora": True}, {}, errors.IncompletePair),
+    "magnitude of another width": (
+        {}, {f"{Q}.lora_magnitude_vector": (17,)}, errors.ShapeMismatch,
+    ),
+    "bias of no pair": ({}, {f"{DOWN}.lora_B.bias": (16,)}, errors.IncompletePair),
+    "bias where the base has none": ({}, {DOWN_BIAS: (16,)}, errors.UnmatchedTensors),
+    "bias of another width": ({}, {f"{Q}.base_layer.bias": (17,)}, errors.ShapeMismatch),
+    "head of another width": ({}, {"lm_head.weight": (40, 17)}, errors.ShapeMismatch),
+    "norm of another width": ({}, {"model.norm.weight": (17,)}, errors.ShapeMismatch),
+    "fewer tokens than rows": ({"trainable_token_indices": [3]}, {DELTA: (2, 16)}, errors.ShapeMismatch),
+    "one token twice": ({"trainable_token_indices": [3, 3]}, {DELTA: (2, 16)}, errors.ShapeMismatch),
+    "rows of unnamed tokens": ({}, {DELTA: (2, 16)}, errors.ShapeMismatch),
+    "negative token": ({"trainable_token_indices": [-1]}, {}, errors.BadConfigValue),
+    "tokens are text": ({"trainable_token_indices": {"embed_tokens": "3"}}, {}, errors.BadConfigValue),
+    "modules_to_save is text": ({"modules_to_save": "lm_head"}, {}, errors.BadConfigValue),
+    "classifier": ({"modules_to_save": ["score"]}, {"score.weight": (2, 16)}, errors.UnmatchedTensors),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("key", UNSERVED_TENSORS)
-def test_tensor_of_an_unserved_feature_is_refused_by_the_features_key(
-    key: str, tmp_path: Path
-) -> None:
-    """Even if the config says nothing of it."""
-    content = zeros_file({**GOOD, f"base_model.model.{UNSERVED_TENSORS[key]}": (4,)})
+@pytest.mark.parametrize("name", WRONG_PARTS)
+def test_part_that_does_not_fit_its_module_is_refused(name: str, tmp_path: Path) -> None:
+    config, shapes, expected = WRONG_PARTS[name]
+    folder = write_adapter(tmp_path / "a", zeros_file({**GOOD, **shapes}), **config)
+    with pytest.raises(AdapterError) as caught:
+        AdapterStore(tmp_path / "s").put(folder, base=WHOLE, limits=LIMITS)
+    assert type(caught.value) is expected
+
+
+UNSERVED: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], str]] = {
+    "experts": ({}, {"model.layers.0.mlp.experts.base_layer.lora_A.weight": (4, 16)}, "target_parameters"),
+    "larger head": ({}, {"lm_head.weight": (48, 16)}, "added_tokens"),
+    "larger embedding": ({}, {"model.embed_tokens.weight": (48, 16)}, "added_tokens"),
+    "LoRA of a larger head": (
+        {}, {"lm_head.lora_A.weight": (4, 16), "lm_head.lora_B.weight": (48, 4)}, "added_tokens",
+    ),
+    "LoRA of a larger embedding": (
+        {},
+        {"model.embed_tokens.lora_embedding_A": (4, 48), "model.embed_tokens.lora_embedding_B": (16, 4)},
+        "added_tokens",
+    ),
+    "token beyond the vocabulary": ({"trainable_token_indices": [40]}, {DELTA: (1, 16)}, "added_tokens"),
+    "tokens of a projection": (
+        {"trainable_token_indices": {"q_proj": [1]}},
+        {f"{Q}.token_adapter.trainable_tokens_delta": (1, 16)},
+        "target_modules",
+    ),
+    "LoRA of a norm": ({}, {"model.norm.lora_A.weight": (4, 16)}, "target_modules"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_what_is_not_served_is_refused_by_its_key(name: str, tmp_path: Path) -> None:
+    config, shapes, key = UNSERVED[name]
+    folder = write_adapter(tmp_path / "a", zeros_file({**GOOD, **shapes}), **config)
     with pytest.raises(errors.UnsupportedFeature) as caught:
-        AdapterStore(tmp_path / "s").put(
-            write_adapter(tmp_path / "a", content), base=BASE, limits=LIMITS
-        )
+        AdapterStore(tmp_path / "s").put(folder, base=WHOLE, limits=LIMITS)
     assert caught.value.data["key"] == key
 
 
@@ -239,10 +290,6 @@ def test_tensor_of_an_unserved_feature_is_refused_by_the_features_key(
     ("key", "value"),
     [
         ("peft_type", "LOHA"),
-        ("use_dora", True),
-        ("lora_bias", True),
-        ("modules_to_save", ["lm_head"]),
-        ("trainable_token_indices", [1]),
         ("target_parameters", ["mlp.experts.down_proj"]),
         ("layer_replication", [[0, 2], [1, 2]]),
         ("alora_invocation_tokens", [5]),
@@ -262,19 +309,6 @@ def test_unserved_config_key_is_named(key: str, value: object, tmp_path: Path) -
             write_adapter(tmp_path / "a", **{key: value}), base=BASE, limits=LIMITS
         )
     assert caught.value.data["key"] == key
-
-
-def test_lora_on_the_vocabulary_is_refused_by_its_key(tmp_path: Path) -> None:
-    shapes = {**GOOD, "lm_head.lora_A.weight": (4, 16), "lm_head.lora_B.weight": (99, 4)}
-    with pytest.raises(errors.UnsupportedFeature) as caught:
-        AdapterStore(tmp_path / "s").put(
-            write_adapter(tmp_path / "a", zeros_file(shapes)), base=BASE, limits=LIMITS
-        )
-    assert caught.value.data == {
-        "key": "target_modules",
-        "value": "lm_head",
-        "tensor": "lm_head.lora_A.weight",
-    }
 
 
 def test_codes_are_unique_and_drawn_in_the_tree() -> None:

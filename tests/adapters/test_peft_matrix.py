@@ -19,6 +19,8 @@ from loraplex_adapters.loader import AdapterWeights, Loader
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.peft_config import parse_config
 from loraplex_adapters.store import AdapterStore, StoredAdapter
+from loraplex_engine.model.adaptable import adaptable_modules
+from loraplex_engine.model.config import read_model_config
 from loraplex_kernels.lora import reference
 
 # PEFT asks transformers for a property that transformers renamed.
@@ -71,7 +73,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def tiny_llama() -> LlamaForCausalLM:
+def tiny_llama(**shape: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=40,
@@ -80,6 +82,7 @@ def tiny_llama() -> LlamaForCausalLM:
             num_hidden_layers=NUM_LAYERS,
             num_attention_heads=4,
             num_key_value_heads=2,
+            **shape,
         )
     )
 
@@ -281,4 +284,16 @@ def test_adapters_of_all_shapes_in_one_batch_add_pefts_deltas(tmp_path: Path) ->
 
 
 def test_base_read_from_a_checkpoint_is_the_base_of_its_projections(checkpoint: Path) -> None:
-    assert BaseModel.from_checkpoint("tiny", checkpoint) == BASE
+    """And of its vocabulary and norms, which the engine's own view of the model has too."""
+    found = BaseModel.from_checkpoint("tiny", checkpoint)
+    linear = {n: shape for n, shape in found.modules.items() if n in BASE.modules}
+    assert linear == BASE.modules
+    assert found.modules == adaptable_modules(read_model_config(checkpoint)).modules
+    assert not found.ties_embeddings
+
+
+def test_tied_checkpoint_has_a_head_without_a_tensor_of_its_own(tmp_path: Path) -> None:
+    tiny_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
+    found = BaseModel.from_checkpoint("tiny", tmp_path)
+    assert found.ties_embeddings
+    assert found.modules == adaptable_modules(read_model_config(tmp_path)).modules

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,17 +11,19 @@ from hypothesis.stateful import (
     rule,
 )
 
+from loraplex_adapters.residents import Need
 from loraplex_adapters.slots import SlotTable
 
 VERSIONS = [f"v{i}" for i in range(6)]
 MAX_RANK = 16
+EXTRA_BYTES = 10
 
 
-def load(table: SlotTable, version: str, rank: int) -> bool:
+def load(table: SlotTable, version: str, rank: int, extra_bytes: int = 0, **need: Any) -> bool:
     slot = table.promise()
     if slot is None:
         return False
-    row_start = table.take(slot, rank)
+    row_start = table.take(slot, Need(rank, extra_bytes, **need))
     if row_start is not None:
         table.settle(version, slot, row_start)
     return row_start is not None
@@ -39,6 +43,45 @@ def test_least_recently_used_idle_version_goes_first() -> None:
     assert set(table.residents) == {"b", "d", "e"}
 
 
+def test_what_is_cheap_to_bring_back_goes_before_what_is_older() -> None:
+    now = iter(range(100))
+    table = SlotTable(2, 32, MAX_RANK, clock=lambda: float(next(now)))
+    load(table, "slow", 4, reload_s=100.0)
+    load(table, "fast", 4, reload_s=0.01)
+    assert load(table, "new", 4)
+    assert set(table.residents) == {"slow", "new"}
+
+
+def test_large_versions_go_before_small_ones_that_cost_as_much() -> None:
+    table = SlotTable(2, 32, MAX_RANK, clock=lambda: 0.0)
+    load(table, "small", 4, num_bytes=10)
+    load(table, "large", 4, num_bytes=1000)
+    assert load(table, "new", 4)
+    assert set(table.residents) == {"small", "new"}
+
+
+def test_tenant_with_more_than_its_share_of_slots_loses_its_own() -> None:
+    table = SlotTable(4, 64, MAX_RANK)
+    load(table, "other", 4, tenant="globex", reload_s=0.001)
+    for version in ("a", "b", "c"):
+        load(table, version, 4, tenant="acme", reload_s=100.0)
+    assert load(table, "d", 4, tenant="acme")
+    assert "other" in table.residents
+
+
+def test_bytes_beside_the_slabs_are_a_budget() -> None:
+    table = SlotTable(3, 48, MAX_RANK, extra_bytes=10)
+    assert load(table, "a", 4, 6)
+    table.acquire("a")
+    assert table.fits(Need(4, 4))
+    assert not table.fits(Need(4, 5))
+    assert table.blockers(Need(4, 5)) == ("a",)
+    assert not load(table, "b", 4, 5)
+    table.release("a")
+    assert load(table, "b", 4, 5)
+    assert set(table.residents) == {"b"}
+
+
 def test_promised_version_stays_until_its_successor_is_validated() -> None:
     table = SlotTable(1, 16, MAX_RANK)
     load(table, "a", 4)
@@ -56,7 +99,7 @@ def test_wide_adapter_takes_the_rows_of_several_idle_ones() -> None:
     table = SlotTable(4, 16, MAX_RANK)
     for version in ("a", "b", "c", "d"):
         assert load(table, version, 4)
-    assert table.fits(16)
+    assert table.fits(Need(16))
     assert load(table, "wide", 16)
     assert list(table.residents) == ["wide"]
     assert len(table.free_slots) == 3
@@ -66,8 +109,8 @@ def test_wide_adapter_does_not_fit_beside_a_version_in_use() -> None:
     table = SlotTable(2, 16, MAX_RANK)
     load(table, "a", 4)
     table.acquire("a")
-    assert table.fits(12)
-    assert not table.fits(13)
+    assert table.fits(Need(12))
+    assert not table.fits(Need(13))
     assert not load(table, "wide", 13)
     assert table.is_usable("a")
     assert table.free_slots == [1]
@@ -79,10 +122,10 @@ def test_wide_adapter_is_blocked_by_the_fewest_neighbours() -> None:
         load(table, version, 4)
         if version != "c":
             table.acquire(version)
-    assert table.blockers(4) == ()
-    assert table.blockers(8) == ("b",)
-    assert table.blockers(9) == ("d",)
-    assert table.blockers(13) == ("b", "d")
+    assert table.blockers(Need(4)) == ()
+    assert table.blockers(Need(8)) == ("b",)
+    assert table.blockers(Need(9)) == ("d",)
+    assert table.blockers(Need(13)) == ("b", "d")
     table.release("b")
     table.release("d")
     assert load(table, "wide", 13)
@@ -112,7 +155,7 @@ def test_dropped_version_leaves_with_its_last_reference() -> None:
     table.acquire("a")
     table.drop("a")
     assert not table.is_usable("a")
-    assert not table.fits(4)
+    assert not table.fits(Need(4))
     table.release("a")
     assert table.free_slots == [0]
     assert not table.rows.runs
@@ -120,7 +163,7 @@ def test_dropped_version_leaves_with_its_last_reference() -> None:
 
 def test_engine_without_slots_loads_nothing() -> None:
     table = SlotTable(0, 0, MAX_RANK)
-    assert not table.fits(1)
+    assert not table.fits(Need(1))
     assert table.promise() is None
     table.check_integrity()
 
@@ -132,12 +175,22 @@ def test_release_without_acquire_is_a_bug() -> None:
         table.release("a")
 
 
+needs = st.builds(
+    Need,
+    st.integers(1, MAX_RANK),
+    st.sampled_from([0, 0, 1, 4, EXTRA_BYTES]),
+    st.integers(1, 9),
+    st.sampled_from([0.1, 1.0]),
+    st.sampled_from(["acme", "globex"]),
+)
+
+
 class SlotMachine(RuleBasedStateMachine):
     """Any order of operations keeps every slot and row owned once, and loses none."""
 
     @initialize(num_slots=st.integers(1, 4), extra_rows=st.integers(0, 24))
     def start(self, num_slots: int, extra_rows: int) -> None:
-        self.table = SlotTable(num_slots, MAX_RANK + extra_rows, MAX_RANK)
+        self.table = SlotTable(num_slots, MAX_RANK + extra_rows, MAX_RANK, EXTRA_BYTES)
         self.references = dict.fromkeys(VERSIONS, 0)
         self.promised: list[tuple[str, int]] = []
         self.taken: list[tuple[str, int, int]] = []
@@ -157,10 +210,10 @@ class SlotMachine(RuleBasedStateMachine):
             self.promised.append((data.draw(st.sampled_from(self.absent)), slot))
 
     @precondition(lambda self: self.promised)
-    @rule(rank=st.integers(1, MAX_RANK))
-    def take(self, rank: int) -> None:
+    @rule(need=needs)
+    def take(self, need: Need) -> None:
         version, slot = self.promised.pop(0)
-        row_start = self.table.take(slot, rank)
+        row_start = self.table.take(slot, need)
         if row_start is not None:
             self.taken.append((version, slot, row_start))
 
@@ -190,17 +243,17 @@ class SlotMachine(RuleBasedStateMachine):
             self.references[version] -= 1
             self.table.release(version)
 
-    @rule(rank=st.integers(1, MAX_RANK))
-    def make_room(self, rank: int) -> None:
-        """When the blockers have ended, the rank fits; and it did not as long as there were some."""
-        blockers = self.table.blockers(rank)
+    @rule(need=needs)
+    def make_room(self, need: Need) -> None:
+        """When the blockers have ended, it fits; and it did not as long as there were some."""
+        blockers = self.table.blockers(need)
         if blockers is None:
             return
-        assert self.table.fits(rank) == (not blockers)
+        assert self.table.fits(need) == (not blockers)
         for version in blockers:
             while self.references[version]:
                 self.release(version)
-        assert self.table.fits(rank)
+        assert self.table.fits(need)
 
     @rule(version=st.sampled_from(VERSIONS))
     def drop(self, version: str) -> None:

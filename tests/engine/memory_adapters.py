@@ -4,6 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from loraplex_adapters.report import ParityCheck
+from loraplex_adapters.slot_extras import SlotExtras
+from loraplex_adapters.tiers import TierStats
 from loraplex_engine.scheduling.policy import AdapterState
 from loraplex_kernels.lora import LoraSlab
 
@@ -29,6 +32,9 @@ class MemoryAdapters:
         self.polls = polls
         self.users: dict[str, int] = {}
         self.slabs: Mapping[str, LoraSlab] = {}
+        self.extras: Mapping[int, SlotExtras] = {}
+        self.stats: tuple[TierStats, ...] = ()
+        self.checks: tuple[ParityCheck, ...] = ()
         self._slots: list[str | None] = [None] * num_slots
         self._loads: list[_Load] = []
         self._dropped: set[str] = set()
@@ -63,6 +69,9 @@ class MemoryAdapters:
         if adapter in self._dropped:
             self.drop(adapter)
 
+    def prefetch(self, version: str, tenant: str) -> None:
+        """There is no tier below."""
+
     def start_load(self, version: str) -> None:
         slot = self._usable_slot()
         if slot is None or self.state(version) != "absent":
@@ -92,6 +101,9 @@ class MemoryAdapters:
         self._dropped.discard(version)
         if version in self._slots:
             self._slots[self._slots.index(version)] = None
+
+    def check(self, version: str) -> None:
+        """There are no weights to test."""
 
     def close(self) -> None:
         self._loads.clear()

@@ -230,6 +230,25 @@ def test_a_dropped_adapter_goes_once_its_requests_have_ended() -> None:
     assert world.engine.stats().resident_adapters == ()
 
 
+def test_what_still_runs_on_a_dropped_adapter_is_ended_at_its_deadline() -> None:
+    world = with_adapters("a", "b", num_slots=2)
+    for name in ("a", "b"):
+        world.engine.submit(request(name, adapter=name, max_tokens=20))
+    for _ in range(6):
+        world.step()
+    world.engine.submit(DropAdapter("a", 5.0))
+    world.clock.now += 4.0
+    world.step()
+    assert world.engine.stats().running == 2
+    world.clock.now += 2.0
+    world.step()
+    world.run()
+    ended = world.finished("a")
+    assert (ended.finish_reason, ended.error) == ("error", "unknown_adapter")
+    assert world.finished("b").finish_reason == "length"
+    assert "a" not in world.engine.stats().resident_adapters
+
+
 def test_a_preloaded_adapter_is_there_before_its_first_request() -> None:
     world = with_adapters("a", "b")
     world.engine.submit(PreloadAdapter("a", "acme"))

@@ -9,13 +9,11 @@ import peft
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from loraplex_adapters.cache import AdapterCache
 from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore
-from loraplex_engine.build import load_model
+from loraplex_engine.build import adapter_cache, load_model
 from loraplex_engine.config import EngineConfig
-from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.offline import Offline
 
 ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -72,22 +70,14 @@ def offline_engine(
 ) -> Iterator[tuple[Offline, dict[str, str]]]:
     """An engine that records logits, and the versions of the named adapters."""
     model = load_model(config)
-    layout = projection_layout(model.config)
     versions = AdapterStore(store)
-    base, limits = BaseModel.from_projections(None, layout), Limits(max_rank=config.max_lora_rank)
+    limits = Limits(max_rank=config.max_lora_rank)
+    base = BaseModel.from_checkpoint(None, config.model)
     names = {
         name: versions.put(folder, base=base, limits=limits).version
         for name, folder in adapters.items()
     }
-    cache = AdapterCache(
-        versions,
-        layout,
-        max_loras=config.max_loras,
-        max_lora_rank=config.max_lora_rank,
-        dtype=model.dtype,
-        device=model.device.torch_device,
-        host_bytes=config.max_cpu_lora_bytes,
-    )
+    cache = adapter_cache(config, model, versions)
     try:
         yield Offline(config, model, cache, records_logits=True), names
     finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import tarfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.adapter_stand import (
     AdapterClient,
     base_folder,
     code_of,
+    tar_of,
     weights_of,
     zip_of,
 )
@@ -21,7 +23,7 @@ from tests.platform_stand import Seeded
 
 from loraplex_adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from loraplex_engine.fake import FakeEngine
-from loraplex_engine.messages import DropAdapter, PinAdapter, PreloadAdapter
+from loraplex_engine.messages import CheckAdapter, DropAdapter, PinAdapter, PreloadAdapter
 from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.auth.models import ApiKey
@@ -113,9 +115,19 @@ async def test_a_repeated_upload_happens_once(acme: AdapterClient) -> None:
     assert code_of(other) == (422, "idempotency_key_reused")
 
 
-async def test_a_zip_is_as_good_as_two_files(acme: AdapterClient) -> None:
-    files = {f"lora/{CONFIG_NAME}": CONFIG_BYTES, f"lora/{WEIGHTS_NAME}": weights_of()}
-    made = await acme.upload("bot", archive=zip_of(files | {"lora/README.md": b"hello"}))
+PACKED = {
+    f"lora/{CONFIG_NAME}": CONFIG_BYTES,
+    f"lora/{WEIGHTS_NAME}": weights_of(),
+    "lora/README.md": b"hello",
+}
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [zip_of(PACKED), *(tar_of(PACKED, mode) for mode in ("w:", "w:gz", "w:bz2", "w:xz"))],
+)
+async def test_an_archive_is_as_good_as_two_files(acme: AdapterClient, archive: bytes) -> None:
+    made = await acme.upload("bot", archive=archive)
     plain = await acme.upload("other")
     assert made.json()["versions"][0]["sha256"] == plain.json()["versions"][0]["sha256"]
 
@@ -132,6 +144,18 @@ async def test_a_zip_is_as_good_as_two_files(acme: AdapterClient) -> None:
         (zip_of({str(i): b"" for i in range(1001)}), "bad_archive"),
         (zip_of({CONFIG_NAME: b" " * (2 << 20), WEIGHTS_NAME: b""}), "adapter_too_large"),
         (zip_of({CONFIG_NAME: CONFIG_BYTES, WEIGHTS_NAME: weights_of()})[:-40], "bad_archive"),
+        (tar_of({f"../{CONFIG_NAME}": b"{}"}), "unsafe_path"),
+        (tar_of({f"/etc/{CONFIG_NAME}": b"{}"}), "unsafe_path"),
+        (tar_of({CONFIG_NAME: b""}, type=tarfile.SYMTYPE, linkname="/etc/hostname"), "unsafe_path"),
+        (tar_of({CONFIG_NAME: b""}, type=tarfile.LNKTYPE, linkname=WEIGHTS_NAME), "unsafe_path"),
+        (tar_of({WEIGHTS_NAME: b""}, type=tarfile.FIFOTYPE), "unsafe_path"),
+        (tar_of({CONFIG_NAME: CONFIG_BYTES}), "missing_file"),
+        (tar_of({CONFIG_NAME: CONFIG_BYTES, "adapter_model.bin": b"x"}), "pickle_refused"),
+        (tar_of({f"{i}/{CONFIG_NAME}": b"{}" for i in range(2)}), "bad_archive"),
+        (tar_of({str(i): b"" for i in range(1001)}), "bad_archive"),
+        (tar_of({CONFIG_NAME: b" " * (2 << 20), WEIGHTS_NAME: b""}), "adapter_too_large"),
+        (tar_of({CONFIG_NAME: CONFIG_BYTES}, pax_headers={"x": "y" * (5 << 20)}), "bad_archive"),
+        (tar_of(PACKED)[:-40], "bad_archive"),
     ],
 )
 async def test_a_bad_archive_is_refused(acme: AdapterClient, archive: bytes, code: str) -> None:
@@ -241,7 +265,7 @@ async def test_a_stale_change_is_refused(acme: AdapterClient) -> None:
         ({"canary": {"version": 9, "percent": 5}}, 404, "name"),
         ({"canary": {"version": 1, "percent": 101}}, 400, "canary.percent"),
         ({"current": None}, 400, "current"),
-        ({"pinned": True}, 400, "pinned"),
+        ({"pinned": None}, 400, "pinned"),
         ({"defaults": {"temperature": 3}}, 400, "defaults.temperature"),
         ({"defaults": {"stop": [""]}}, 400, "defaults.stop.0"),
     ],
@@ -324,9 +348,9 @@ async def test_a_deleted_adapter_is_gone_and_its_running_requests_end_on_it(
     assert gone.json() == {"id": "bot", "object": "model", "deleted": True}
     assert code_of(await acme.ask("bot")) == (404, "model_not_found")
     assert (await running).json()["usage"]["completion_tokens"] == 20
-    assert DropAdapter(made) not in engine.commands  # "same" still has it
-    await acme.call("DELETE", "/same")
-    assert DropAdapter(made) in engine.commands
+    assert not [c for c in engine.commands if isinstance(c, DropAdapter)]  # "same" still has it
+    await acme.call("DELETE", "/same?drain_s=7.5")
+    assert DropAdapter(made, 7.5) in engine.commands
 
 
 async def test_only_a_version_that_nobody_needs_can_be_deleted(acme: AdapterClient) -> None:
@@ -362,6 +386,68 @@ async def test_preload_reaches_the_engine_and_pins_survive_its_restart(
     await acme.call("DELETE", "/bot")
     await desk._residency.sync()
     assert engine.commands[-1] == PinAdapter(made, tenant, pinned=False)
+
+
+async def test_a_tenant_pins_as_many_as_it_may(acme: AdapterClient) -> None:
+    for name in ("a", "b"):
+        await acme.upload(name)
+    assert (await acme.call("PATCH", "/a", {"pinned": True})).json()["pinned"] is True
+    assert (await acme.call("PATCH", "/a", {"pinned": True})).is_success
+    assert code_of(await acme.call("PATCH", "/b", {"pinned": True})) == (409, "too_many_pins")
+    await acme.call("PATCH", "/a", {"pinned": False})
+    assert (await acme.call("PATCH", "/b", {"pinned": True})).is_success
+
+
+async def test_a_name_is_free_again_when_it_is_deleted(
+    acme: AdapterClient, engine: FakeEngine
+) -> None:
+    await acme.upload("bot")
+    await acme.call("DELETE", "/bot")
+    made = await acme.upload("bot", weights_of(1))
+    version = made.json()["versions"][0]
+    assert (made.status_code, version["number"]) == (201, 1)
+    assert await answered_by(engine, acme, "bot") == version["sha256"]
+    assert code_of(await acme.ask("bot@2")) == (404, "model_not_found")
+
+
+async def test_the_self_test_of_each_content_is_asked_for_once_and_shown(
+    acme: AdapterClient, globex: AdapterClient, engine: FakeEngine, app: FastAPI
+) -> None:
+    made = (await acme.upload("bot")).json()["versions"][0]
+    await globex.upload("theirs")  # the same content
+    assert made["parity"] is None
+    residency = app.state.adapters._residency
+    for _ in range(3):
+        await residency.sync()
+    asked = [c.adapter for c in engine.commands if isinstance(c, CheckAdapter)]
+    assert asked.count(made["sha256"]) == 1
+    for client, name in ((acme, "bot"), (globex, "theirs")):
+        [version] = (await client.call("GET", f"/{name}")).json()["versions"]
+        assert version["parity"] == {
+            "passed": True, "error": 0.0, "effect": 1.0, "seconds": 0.0, "reason": None,
+        }  # fmt: skip
+
+
+async def test_an_adapters_own_template_and_stop_tokens_hold(
+    acme: AdapterClient, engine: FakeEngine
+) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    defaults = {"chat_template": template, "stop_token_ids": [5, 6]}
+    assert (await acme.call("PATCH", "/support", {"defaults": defaults})).is_success
+    await acme.ask("support")
+    said = engine.requests[-1]
+    assert len(said.prompt_ids) == len("<user>hi")  # a letter is a token here
+    assert said.sampling.stop_token_ids == (5, 6)
+    await acme.ask("support", stop_token_ids=[7])
+    assert engine.requests[-1].sampling.stop_token_ids == (7,)
+    assert code_of(await acme.ask("support", stop_token_ids=[10**6])) == (400, "invalid_value")
+    for broken in ("{% for %}", "{{ x | format }}"):
+        answer = await acme.call("PATCH", "/support", {"defaults": {"chat_template": broken}})
+        assert answer.status_code == 400
+    hostile = {"chat_template": "{{ messages.__class__.__mro__ }}{{ 'a' * 9999999 }}"}
+    await acme.call("PATCH", "/support", {"defaults": hostile})
+    refused = await acme.ask("support")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
 
 
 async def test_contents_that_nobody_has_named_for_a_day_are_swept(

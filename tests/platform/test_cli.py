@@ -112,7 +112,7 @@ def base(tmp_path: Path) -> Path:
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    shapes = {f"{name}.weight": tuple(shape)[::-1] for name, shape in BASE.modules.items()}
+    shapes = {f"{name}.weight": shape.weight_shape for name, shape in BASE.modules.items()}
     (folder / "model.safetensors").write_bytes(zeros_file(shapes))
     return folder
 

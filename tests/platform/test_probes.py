@@ -93,6 +93,12 @@ async def test_metrics_show_the_engine(http: httpx2.AsyncClient, engine: FakeEng
     assert seen["loraplex_kv_usage_ratio", frozenset()] == 0
     assert seen["loraplex_running", frozenset({("tier", "standard")})] == 0
     assert seen["loraplex_waiting", frozenset({("tier", "standard")})] == 0
+    for tier in ("device", "host", "disk"):
+        store = frozenset({("store", tier)})
+        counted = ("hits", "loads", "load_seconds", "load_failures", "evictions")
+        assert all(seen[f"loraplex_adapter_{name}_total", store] == 0 for name in counted)
+        held = ("bytes", "budget_bytes", "versions")
+        assert all(seen[f"loraplex_adapter_{name}", store] == 0 for name in held)
     engine.go_away()
     assert (await metrics(http))["loraplex_engine_up", frozenset()] == 0
 

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from loraplex_adapters.layout import ProjectionSpec, SliceSpec
+from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_engine.batch import Batch
 from loraplex_engine.config import Quantization
 from loraplex_engine.device import LayerKv, return_freed_memory
 from loraplex_engine.model.config import ModelConfig
+from loraplex_engine.model.extras import adapt_embedding
 from loraplex_engine.model.families import NormPlacement
 from loraplex_engine.model.feed_forward import ACTIVATIONS, Experts, FeedForward, expert_specs
 from loraplex_engine.model.layers import Lora, NoNorm, Projection, RmsNorm, Scale
@@ -152,7 +154,7 @@ class LayerBuilder:
 
     def norm(self, name: str) -> RmsNorm:
         weight = self._checkpoint.tensor(f"{name}.weight")
-        return RmsNorm(weight, self._config.rms_norm_eps, self._config.norm_offset)
+        return RmsNorm(name, weight, self._config.rms_norm_eps, self._config.norm_offset)
 
     def _input(self, prefix: str, name: str | None) -> RmsNorm | NoNorm:
         return NoNorm() if name is None else self.norm(f"{prefix}.{name}")
@@ -204,36 +206,43 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, batch: Batch, kv: list[LayerKv], slabs: Mapping[str, LoraSlab]
+        self,
+        batch: Batch,
+        kv: list[LayerKv],
+        slabs: Mapping[str, LoraSlab],
+        extras: Mapping[int, SlotExtras],
     ) -> torch.Tensor | None:
         """Logits of the rows that sample, [num_samples, vocab_size], and the new KV written in place.
 
         None if no row samples.
         """
-        lora = None if batch.lora is None else Lora(batch.lora, slabs)
+        device = batch.token_ids.device
+        lora = Lora.of(batch.lora, slabs, extras, device)
         residual = F.embedding(batch.token_ids, self.embedding)
+        if lora is not None and lora.own:
+            adapt_embedding(residual, batch.token_ids, lora.own)
         if self.config.embedding_scale is not None:
             # As a tensor it is rounded to the model's type before it multiplies
             residual *= residual.new_tensor(self.config.embedding_scale)
-        x = self.layers[0].input_norm(residual)
+        x = self.layers[0].input_norm(residual, None, lora)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             if layer is not self.layers[0]:
-                x = layer.input_norm(x, residual)
-            attended = self._attend(layer, layer.qkv(x, lora), batch, layer_kv)
+                x = layer.input_norm(x, residual, lora)
+            attended = self._attend(layer, layer.qkv(x, lora), batch, layer_kv, lora)
             if layer is self.layers[-1]:
                 # Beyond the last keys and values, only rows that sample matter.
                 if len(batch.sample_rows) == 0:
                     return None
                 attended, residual = attended[batch.sample_rows], residual[batch.sample_rows]
-                lora = None if batch.sample_lora is None else Lora(batch.sample_lora, slabs)
+                lora = Lora.of(batch.sample_lora, slabs, extras, device)
             x = layer.o(attended, lora)
             if layer.attention_output is not None:
-                x = layer.attention_output(x)
-            x = layer.mlp_norm(x, residual)
+                x = layer.attention_output(x, None, lora)
+            x = layer.mlp_norm(x, residual, lora)
             x = layer.mlp(x, lora)
             if layer.mlp_output is not None:
-                x = layer.mlp_output(x)
-        return self._finish(self.lm_head(self.norm(x, residual), lora))
+                x = layer.mlp_output(x, None, lora)
+        return self._finish(self.lm_head(self.norm(x, residual, lora), lora))
 
     def _finish(self, logits: torch.Tensor) -> torch.Tensor:
         """Scale and cap the logits, in place."""
@@ -245,7 +254,12 @@ class Decoder:
         return logits
 
     def _attend(
-        self, layer: DecoderLayer, qkv: torch.Tensor, batch: Batch, kv: LayerKv
+        self,
+        layer: DecoderLayer,
+        qkv: torch.Tensor,
+        batch: Batch,
+        kv: LayerKv,
+        lora: Lora | None,
     ) -> torch.Tensor:
         """Store the new keys and values; what each row's heads see, [num_rows, heads * head_dim]."""
         config = self.config
@@ -253,7 +267,7 @@ class Decoder:
         k_at, v_at = config.num_heads, config.num_heads + config.num_kv_heads
         q, k, v = heads[:, :k_at], heads[:, k_at:v_at], heads[:, v_at:]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = layer.q_norm.of_heads(q), layer.k_norm.of_heads(k)
+            q, k = layer.q_norm.of_heads(q, lora), layer.k_norm.of_heads(k, lora)
         cos, sin = layer.rotary.cos, layer.rotary.sin
         rotary_write_kv(q, k, v, cos, sin, batch.positions, kv.k, kv.v, batch.slot_mapping)
         attended = paged_attention(

@@ -2,11 +2,22 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from jinja2 import TemplateError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from loraplex_platform.kit.chat_template import ChatTemplate
 
 
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
+
+
+def _compiles(source: str) -> str:
+    try:
+        ChatTemplate(source, is_bounded=True)
+    except (TemplateError, RecursionError) as error:
+        raise ValueError(f"no chat template: {error}") from error
+    return source
 
 
 class Sampling(BaseModel):
@@ -22,6 +33,9 @@ class Sampling(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None
+    ) = None
     stop: (
         Annotated[
             list[Annotated[str, Field(min_length=1)]],
@@ -38,6 +52,9 @@ class Defaults(Sampling):
     model_config = ConfigDict(frozen=True)
 
     system_prompt: Annotated[str, Field(min_length=1, max_length=32_768)] | None = None
+    chat_template: (
+        Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_compiles)] | None
+    ) = None
 
 
 NO_DEFAULTS = Defaults()

@@ -1,8 +1,10 @@
 """A tenant's requests about adapters that need more than the catalogue: base model and engine."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from loraplex_adapters.store import AdapterStore
 from loraplex_engine.client import EngineClient
@@ -17,6 +19,7 @@ from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Actor, Principal
 
 SWEEP_S = 3600.0
+DRAIN_S = 300.0  # how long what runs on a deleted adapter may go on, unless it is said
 
 
 class AdapterDesk:
@@ -29,10 +32,12 @@ class AdapterDesk:
         base_folder: Path | None,
         max_rank: int,
         folders: tuple[Path, ...] = (),
+        max_pins: int = 1,
     ) -> None:
         self.catalogue = catalogue
         self.routes = routes
         self.folders = folders  # of this machine, from which operators may add
+        self._max_pins = max_pins
         self._residency = residency
         self._base_folder = base_folder
         self._max_rank = max_rank
@@ -52,6 +57,20 @@ class AdapterDesk:
             raise
         return await self.catalogue.publish(principal, name, stored, by=by, activate=activate)
 
+    async def change(
+        self,
+        principal: Principal,
+        name: str,
+        values: Mapping[str, Any],
+        *,
+        by: Actor,
+        revision: int | None,
+    ) -> Entry:
+        """As the catalogue does it, within the pins that a tenant may have."""
+        return await self.catalogue.change(
+            principal, name, values, by=by, revision=revision, max_pins=self._max_pins
+        )
+
     async def preload(self, principal: Principal, address: str) -> Entry:
         """The version that is addressed, or the name's current one; raises EngineUnavailable."""
         entry = await self.catalogue.get(principal, address)
@@ -60,10 +79,12 @@ class AdapterDesk:
         await self._residency.preload(version.version, principal.tenant_id)
         return entry
 
-    async def delete(self, principal: Principal, address: str, *, by: Actor) -> None:
-        """Nothing new is sent to it; the engine forgets it when its running requests have ended."""
+    async def delete(
+        self, principal: Principal, address: str, *, by: Actor, drain_s: float = DRAIN_S
+    ) -> None:
+        """Nothing new is sent to it; what runs may end within `drain_s`, then it is ended."""
         for version in await self.catalogue.delete(principal, address, by=by):
-            await self._residency.drop(version)
+            await self._residency.drop(version, drain_s)
 
     async def run(self) -> None:
         """Keeps pins at the engine and the store swept, until it is cancelled."""
@@ -98,4 +119,5 @@ def open_desk(
         base_folder=None if settings.model is None else Path(settings.model),
         max_rank=settings.max_lora_rank,
         folders=tuple(map(Path, settings.adapter_folders)),
+        max_pins=settings.max_pinned_adapters,
     )

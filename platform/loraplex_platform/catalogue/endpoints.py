@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from loraplex_platform.auth.dependencies import actor_of, principal_with
-from loraplex_platform.catalogue.desk import AdapterDesk
+from loraplex_platform.catalogue.desk import DRAIN_S, AdapterDesk
 from loraplex_platform.catalogue.schemas import (
     AdapterDetail,
     AdapterObject,
@@ -98,15 +98,20 @@ async def change_adapter(
 ) -> AdapterDetail:
     values = body.model_dump(exclude_unset=True)
     by = actor_of(request, principal)
-    entry = await desk.catalogue.change(principal, name, values, by=by, revision=revision)
+    entry = await desk.change(principal, name, values, by=by, revision=revision)
     return _detail(entry, response)
 
 
 @router.delete("/{name:path}")
 async def delete_adapter(
-    name: str, principal: Writer, request: Request, desk: Desk
+    name: str,
+    principal: Writer,
+    request: Request,
+    desk: Desk,
+    drain_s: Annotated[float, Query(ge=0, le=3600)] = DRAIN_S,
 ) -> DeletedAdapter:
-    await desk.delete(principal, name, by=actor_of(request, principal))
+    by = actor_of(request, principal)
+    await desk.delete(principal, name, by=by, drain_s=drain_s)
     return DeletedAdapter(id=name)
 
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, text
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex_platform.db.base import Audited, Base, Revised, TenantOwned
@@ -32,6 +32,7 @@ class Adapter(TenantOwned, Base):
     rank: Mapped[int]
     num_bytes: Mapped[int] = mapped_column(BigInteger)
     manifest: Mapped[dict[str, Any]]  # the load report
+    parity: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
     removed_at: Mapped[datetime | None]

@@ -1,13 +1,14 @@
 """Statements on adapters."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy import Select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.db.paging import page_after
-from loraplex_platform.db.scope import across_tenants, for_tenant, visible_to
+from loraplex_platform.db.scope import across_tenants, change_across_tenants, for_tenant, visible_to
 from loraplex_platform.kit.principal import Administrator, Principal
 
 
@@ -77,6 +78,19 @@ class AdapterRepository:
             AdapterName.is_pinned, AdapterName.is_enabled
         )
         return (await self._session.scalars(statement)).all()
+
+    async def untested(self, limit: int) -> Sequence[str]:
+        """Contents, of all tenants, that no engine has tested yet; the newest first."""
+        statement = across_tenants(Adapter).where(
+            Adapter.parity.is_(None), Adapter.removed_at.is_(None)
+        )
+        rows = await self._session.scalars(statement.order_by(Adapter.id.desc()).limit(limit))
+        return list(dict.fromkeys(row.version for row in rows))
+
+    async def set_parity(self, version: str, parity: dict[str, Any]) -> None:
+        """Wherever this content has a name."""
+        of_version = change_across_tenants(Adapter).where(Adapter.version == version)
+        await self._session.execute(of_version.values(parity=parity))
 
     async def names(
         self, by: Administrator, versions: Collection[str]

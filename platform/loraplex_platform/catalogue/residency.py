@@ -1,15 +1,22 @@
-"""What the catalogue asks of the engine: have a version ready, keep it there, forget it."""
+"""What the catalogue asks of the engine: have a version ready, keep it there, test it, forget it."""
 
 import asyncio
 from contextlib import suppress
 
 from loraplex_engine.client import EngineClient
 from loraplex_engine.errors import EngineUnavailable
-from loraplex_engine.messages import DropAdapter, PinAdapter, PreloadAdapter
+from loraplex_engine.messages import (
+    CheckAdapter,
+    DropAdapter,
+    EngineStats,
+    PinAdapter,
+    PreloadAdapter,
+)
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import UNREACHABLE, Database
 
 CHECK_S = 2.0  # how long a pin may go unseen
+MAX_TESTS = 4  # asked for at once, fewer than the results an engine keeps
 
 
 class Residency:
@@ -17,25 +24,49 @@ class Residency:
         self._database = database
         self._engine = engine
         self._pinned: set[tuple[str, str]] = set()  # (version, tenant) as the engine knows them
+        self._tested: set[str] = set()  # asked of this engine
         self._engine_id: str | None = None
 
     async def preload(self, version: str, tenant_id: str) -> None:
         """Raises EngineUnavailable."""
         await self._engine.send(PreloadAdapter(version, tenant_id))
 
-    async def drop(self, version: str) -> None:
-        """Once its running requests end; an engine that is away has forgotten it."""
+    async def drop(self, version: str, within_s: float) -> None:
+        """Once its running requests end, which have so long; an engine that is away has forgotten it."""
         with suppress(EngineUnavailable):
-            await self._engine.send(DropAdapter(version))
+            await self._engine.send(DropAdapter(version, within_s))
 
     async def sync(self) -> None:
-        """Tell the engine what is pinned; all of it again to one that has restarted."""
+        """Tell the engine what is pinned and to be tested; all of it again to one that has restarted."""
         stats = self._engine.stats
         if stats is None:
             return
         if stats.engine_id != self._engine_id:
             self._engine_id = stats.engine_id
             self._pinned.clear()
+            self._tested.clear()
+        await self._keep_results(stats)
+        await self._ask_for_tests()
+        await self._sync_pins()
+
+    async def _keep_results(self, stats: EngineStats) -> None:
+        """Store what self-tests found; another API process may have done so already."""
+        found = [check for check in stats.adapter_checks if check.version in self._tested]
+        if found:
+            async with self._database.unit_of_work() as session:
+                for check in found:
+                    await AdapterRepository(session).set_parity(check.version, check.to_json())
+            self._tested -= {check.version for check in found}
+
+    async def _ask_for_tests(self) -> None:
+        async with self._database.reading() as session:
+            untested = await AdapterRepository(session).untested(MAX_TESTS)
+        for version in untested:
+            if version not in self._tested:
+                self._tested.add(version)
+                await self._engine.send(CheckAdapter(version))
+
+    async def _sync_pins(self) -> None:
         async with self._database.reading() as session:
             rows = await AdapterRepository(session).pinned()
         wanted = {(row.version, row.tenant_id) for row in rows}

@@ -47,11 +47,12 @@ class AdapterPatch(BaseModel):
     current: Number | None = None
     canary: Canary | None = None
     enabled: bool | None = None
+    pinned: bool | None = None
     defaults: Defaults | None = None
 
     @model_validator(mode="after")
     def _check_canary_alone(self) -> Self:
-        for name in ("current", "enabled", "defaults"):
+        for name in ("current", "enabled", "pinned", "defaults"):
             if name in self.model_fields_set and getattr(self, name) is None:
                 raise InvalidRequest(f"'{name}' cannot be null.", param=name, code="invalid_value")
         return self
@@ -66,6 +67,7 @@ class VersionObject(BaseModel):
     bytes: int
     created_at: int
     report: dict[str, Any]
+    parity: dict[str, Any] | None  # its self-test; null until an engine has run it
 
     @classmethod
     def of(cls, version: Adapter) -> Self:
@@ -76,6 +78,7 @@ class VersionObject(BaseModel):
             bytes=version.num_bytes,
             created_at=int(version.created_at.timestamp()),
             report=version.manifest,
+            parity=version.parity,
         )
 
 

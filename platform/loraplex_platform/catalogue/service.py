@@ -156,12 +156,15 @@ class CatalogueService:
         *,
         by: Actor,
         revision: int | None = None,
+        max_pins: int | None = None,
     ) -> Entry:
         """Set what `values` names: current, canary (number and percent), enabled, pinned, defaults."""
         async with self._changing(by) as session:
             row = await _found(session, principal, name, to_change=True)
             check_revision(row, revision)
             versions = await AdapterRepository(session).versions(principal, name)
+            if values.get("pinned") and not row.is_pinned and max_pins is not None:
+                await _check_pins(session, principal, max_pins)
             for number in _numbers_named(values):
                 _numbered(versions, number, name)
             before = row.current
@@ -264,6 +267,14 @@ async def _found(
     if row is None:
         raise NotFound(f"there is no adapter {name!r}", param="name", code="unknown_name")
     return row
+
+
+async def _check_pins(session: AsyncSession, principal: Principal, max_pins: int) -> None:
+    names = await AdapterRepository(session).names_page(principal)
+    if sum(name.is_pinned for name in names) >= max_pins:
+        raise Conflict(
+            f"{max_pins} of your adapters may be pinned", param="pinned", code="too_many_pins"
+        )
 
 
 def _numbered(versions: Sequence[Adapter], number: int, name: str) -> Adapter:

@@ -136,6 +136,7 @@ class EngineCollector(Collector):
         used = 1.0 - stats.free_blocks / stats.num_blocks if stats.num_blocks else 0.0
         yield GaugeMetricFamily("loraplex_kv_usage_ratio", "Blocks in use, 0 to 1.", used)
         yield from _of_scheduler(stats)
+        yield from _of_adapter_tiers(stats)
 
 
 def _of_scheduler(stats: EngineStats) -> Iterator[Metric]:
@@ -157,6 +158,28 @@ def _of_scheduler(stats: EngineStats) -> Iterator[Metric]:
     yield preempted
     waste = "Tokens computed again after a preemption."
     yield CounterMetricFamily("loraplex_recomputed_tokens", waste, stats.tokens.recomputed)
+
+
+def _of_adapter_tiers(stats: EngineStats) -> Iterator[Metric]:
+    labels = ("store",)
+    counters = (
+        ("loraplex_adapter_hits", "Versions found in a tier.", "hits"),
+        ("loraplex_adapter_loads", "Versions brought to a tier.", "loads"),
+        ("loraplex_adapter_load_seconds", "Time of these loads together.", "load_s"),
+        ("loraplex_adapter_load_failures", "Loads that ended with an error.", "failures"),
+        ("loraplex_adapter_evictions", "Versions that left a tier.", "evictions"),
+    )
+    gauges = (
+        ("loraplex_adapter_bytes", "Of the versions in a tier.", "num_bytes"),
+        ("loraplex_adapter_budget_bytes", "Of a tier; 0: it has none.", "budget_bytes"),
+        ("loraplex_adapter_versions", "In a tier.", "versions"),
+    )
+    for kind, entries in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+        for name, text, field in entries:
+            family = kind(name, text, labels=labels)
+            for tier in stats.adapter_tiers:
+                family.add_metric((tier.tier,), getattr(tier, field))
+            yield family
 
 
 def _by_tier(stats: EngineStats, name: str, text: str, *, is_waiting: bool) -> Metric:

@@ -138,10 +138,22 @@ class Parameters(Sampling):
             repetition_penalty=float(self.repetition_penalty or 1.0),
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             stop=tuple(self.stop or ()),
+            stop_token_ids=self._stop_tokens(vocab_size),
             ignore_eos=bool(self.ignore_eos),
             logprobs=num_logprobs,
             logit_bias=self._bias(vocab_size),
         )
+
+    def _stop_tokens(self, vocab_size: int) -> tuple[int, ...]:
+        found = tuple(self.stop_token_ids or ())
+        beyond = [token for token in found if token >= vocab_size]
+        if beyond:
+            raise InvalidRequest(
+                f"{beyond[0]} is not a token id of this model.",
+                param="stop_token_ids",
+                code="invalid_value",
+            )
+        return found
 
     def _bias(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
         bias = []

@@ -2,22 +2,20 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from loraplex_platform.kit.chat_template import TEMPLATE_FAULTS, ChatTemplate
 from loraplex_platform.kit.errors import InvalidRequest
 
-# What a template may raise over messages that it was not written for.
-TEMPLATE_FAULTS = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
+TENANTS_TEMPLATES = 64  # kept compiled
 
 
-class TemplateRefusal(TemplateError):
-    """The chat template itself refused these messages."""
+def _bounded(source: str) -> ChatTemplate:
+    return ChatTemplate(source, is_bounded=True)
 
 
 class ServedModel:
@@ -39,7 +37,8 @@ class ServedModel:
         self._special_tokens = special_tokens
         self._template = None
         if chat_template is not None:
-            self._template = _environment().from_string(chat_template)
+            self._template = ChatTemplate(chat_template)
+        self._tenants_template = lru_cache(TENANTS_TEMPLATES)(_bounded)
 
     @classmethod
     def load(cls, folder: Path, model_id: str | None = None) -> Self:
@@ -59,14 +58,13 @@ class ServedModel:
         tokenizer.no_padding()
         return cls(model_id or folder.resolve().name, tokenizer, template, _special_tokens(config))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text, up to where the assistant speaks."""
-        if self._template is None:
+    def render(self, messages: Sequence[Mapping[str, Any]], own: str | None = None) -> str:
+        """The prompt's text, up to where the assistant speaks; `own` is a tenant's chat template."""
+        template = self._template if own is None else self._tenants_template(own)
+        if template is None:
             raise InvalidRequest(f"The model '{self.id}' has no chat template.", param="model")
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, **self._special_tokens
-            )
+            return template.render(messages, self._special_tokens)
         except TEMPLATE_FAULTS as error:
             raise InvalidRequest(
                 f"The chat template refuses these messages: {error}", param="messages"
@@ -102,25 +100,6 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         for name, token in found.items()
         if token is not None
     }
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The dialect that model folders are written in, without a way out of the sandbox."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _tojson(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateRefusal(message)
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -122,8 +122,8 @@ class InferenceService:
         """Starts the answer to a conversation, or raises what is wrong with the request."""
         request.turns()  # raises before anything else is looked at
 
-        def encode(request: ChatRequest) -> list[tuple[int, ...]]:
-            text = self._model.render(request.turns())
+        def encode(request: ChatRequest, template: str | None) -> list[tuple[int, ...]]:
+            text = self._model.render(request.turns(), template)
             return [self._model.encode(text, add_special_tokens=False)]
 
         return await self._start(await self._order(caller, request, encode))
@@ -132,7 +132,7 @@ class InferenceService:
         """Starts the continuation of one or several prompts."""
         prompts = request.prompts(self._model.vocab_size)
 
-        def encode(_: CompletionRequest) -> list[tuple[int, ...]]:
+        def encode(_: CompletionRequest, __: str | None) -> list[tuple[int, ...]]:
             return [self._token_ids(prompt) for prompt in prompts]
 
         return await self._start(await self._order(caller, request, encode))
@@ -146,7 +146,7 @@ class InferenceService:
         self,
         caller: Caller,
         request: Request,
-        encode: Callable[[Request], list[tuple[int, ...]]],
+        encode: Callable[[Request, str | None], list[tuple[int, ...]]],
     ) -> Order:
         started_at, started_s = self._clock.now(), self._clock.monotonic()
         check_region(caller.principal, self._settings.region)
@@ -157,7 +157,7 @@ class InferenceService:
             "messages" if isinstance(request, ChatRequest) else "prompt"
         )
         self._check_size(request, hello, param)
-        prompts = await self._tokenise(request, encode)
+        prompts = await self._tokenise(request, target.defaults.chat_template, encode)
         if not all(prompts):
             raise InvalidRequest("The prompt is empty.", param=param, code="invalid_value")
         max_tokens = _max_tokens(request.token_limit, prompts, hello, param)
@@ -182,16 +182,19 @@ class InferenceService:
             )
 
     async def _tokenise(
-        self, request: Request, encode: Callable[[Request], list[tuple[int, ...]]]
+        self,
+        request: Request,
+        template: str | None,
+        encode: Callable[[Request, str | None], list[tuple[int, ...]]],
     ) -> list[tuple[int, ...]]:
         """Short texts at once, others in a thread; long ones in turn, so that others find one."""
         num_chars = sum(request.text_lengths)
         if num_chars <= SHORT_CHARS:
-            return encode(request)
+            return encode(request, template)
         if num_chars < LONG_CHARS:
-            return await asyncio.to_thread(encode, request)
+            return await asyncio.to_thread(encode, request, template)
         async with self._long_texts:
-            return await asyncio.to_thread(encode, request)
+            return await asyncio.to_thread(encode, request, template)
 
     async def _start(self, order: Order) -> Reply:
         demand = Demand(

@@ -33,7 +33,7 @@ def import_model(model: str, cache: Path) -> Path:
     """The folder of `model`; made in the cache on first use, for all homes and once only."""
     if is_model(Path(model)):
         return Path(model).resolve()
-    name = Path(model).stem if is_gguf(model) else model.replace("/", "--")
+    name = f"{Path(model).stem}-gguf" if is_gguf(model) else model.replace("/", "--")
     target = cache / "models" / name.lower()
     if not is_made(model, target):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ def check_model(
         folder = await prepare(replace(load_settings(), model=model))
         options = {"--adapter": adapter, "--against": against, "--dtype": dtype}
         given = [part for name, value in options.items() if value for part in (name, str(value))]
-        await _run_engine("parity", [str(folder), *given])
+        await _run_engine("model_check", [str(folder), *given])
 
     run(work())
 

@@ -32,6 +32,26 @@ def test_model_in_the_cache_is_not_made_again(tmp_path: Path) -> None:
     assert import_model("Acme/Tiny", tmp_path) == tmp_path / "models" / "acme--tiny"
 
 
+def test_a_gguf_file_is_converted_anew_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[str] = []
+
+    def convert(module: str, source: str, target: str) -> None:
+        converted.append(Path(source).read_text())
+        (Path(target) / "config.json").write_text("{}")
+        (Path(target) / "model.safetensors").write_bytes(b"")
+
+    monkeypatch.setattr("loraplex_engine.importer.run_child", convert)
+    file = tmp_path / "Tiny.gguf"
+    for content in ("one", "one", "other"):
+        if not file.exists() or file.read_text() != content:
+            file.write_text(content)
+        folder = import_model(str(file), tmp_path / "cache")
+    assert folder == tmp_path / "cache" / "models" / "tiny-gguf"
+    assert converted == ["one", "other"]
+
+
 def test_unknown_name_says_what_was_tried(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="neither a folder") as caught:
         import_model("no such/model/at all", tmp_path)

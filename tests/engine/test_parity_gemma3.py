@@ -11,7 +11,7 @@ from tests.engine.tiny import ALL_MODULES, make_adapter, offline_engine
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from loraplex_engine import parity
+from loraplex_engine import model_check
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.messages import SamplingParams
 from loraplex_engine.model.config import read_model_config
@@ -44,7 +44,7 @@ def test_the_folder_is_what_the_gguf_file_says(folder: Path) -> None:
 
 def test_it_equals_transformers_on_the_gguf_file(folder: Path) -> None:
     said: list[str] = []
-    assert parity.check(folder, None, gguf_file(cache_folder()), "float32", said.append), said
+    assert model_check.check(folder, None, gguf_file(cache_folder()), "float32", said.append), said
 
 
 def test_adapters_and_the_window_equal_peft(folder: Path, tmp_path: Path) -> None:

@@ -69,5 +69,5 @@ def test_a_gguf_file_has_a_folder_of_its_name_in_the_cache(tmp_path: Path) -> No
     file = tmp_path / "Gemma-3.Q4.gguf"
     file.write_bytes(b"GGUF")
     settings = Settings(cache=tmp_path / "cache", model=str(file))
-    assert expected_folder(settings) == tmp_path / "cache" / "models" / "gemma-3.q4"
-    assert served_name(settings) == "gemma-3.q4"
+    assert expected_folder(settings) == tmp_path / "cache" / "models" / "gemma-3.q4-gguf"
+    assert served_name(settings) == "gemma-3.q4-gguf"

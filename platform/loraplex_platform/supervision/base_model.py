@@ -23,7 +23,7 @@ def expected_folder(settings: Settings) -> Path:
     if (Path(name) / "config.json").is_file():
         return Path(name).resolve()
     if _is_gguf(name):
-        return settings.cache / "models" / Path(name).stem.lower()
+        return settings.cache / "models" / f"{Path(name).stem.lower()}-gguf"
     return settings.cache / "models" / name.lower().replace("/", "--")
 
 

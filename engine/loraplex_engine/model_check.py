@@ -1,6 +1,6 @@
 """A model of the user's own, and an adapter, compared with transformers and PEFT.
 
-`python -m loraplex_engine.parity MODEL [--adapter FOLDER] [--against PATH] [--dtype float32]` prints
+`python -m loraplex_engine.model_check MODEL [--adapter FOLDER] [--against PATH] [--dtype float32]` prints
 what was seen. Returns 0 if both say the same, 3 if not, 2 if they cannot be compared.
 """
 
@@ -203,7 +203,9 @@ def _put(store: AdapterStore, adapter: Path, shape: ModelConfig) -> StoredAdapte
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m loraplex_engine.parity", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loraplex_engine.model_check", description=__doc__
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--adapter", type=Path, help="a folder that PEFT saved")
     parser.add_argument(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.engine.tiny import make_adapter, make_model
 
-from loraplex_engine import parity
+from loraplex_engine import model_check
 from loraplex_engine.config import Dtype
 
 # PEFT asks transformers for a property that transformers is about to rename.
@@ -29,7 +29,7 @@ def check(
     model: Path, adapter: Path | None = None, against: Path | None = None, dtype: Dtype = "float32"
 ) -> tuple[bool, list[str]]:
     said: list[str] = []
-    return parity.check(model, adapter, against or model, dtype, said.append), said
+    return model_check.check(model, adapter, against or model, dtype, said.append), said
 
 
 def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -89,25 +89,25 @@ def test_an_adapter_with_another_scale_is_seen(
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
-    monkeypatch.setattr("sys.argv", ["parity", *map(str, args)])
-    return parity.main()
+    monkeypatch.setattr("sys.argv", ["model_check", *map(str, args)])
+    return model_check.main()
 
 
 def test_the_exit_code_is_the_verdict(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    assert run(monkeypatch, folder) == parity.EQUAL
+    assert run(monkeypatch, folder) == model_check.EQUAL
 
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.norm.weight"][3] = 9
 
     spoilt = changed(folder, tmp_path / "spoilt", spoil)
-    assert run(monkeypatch, spoilt, "--against", folder) == parity.DIFFERENT
+    assert run(monkeypatch, spoilt, "--against", folder) == model_check.DIFFERENT
     capsys.readouterr()
     (tmp_path / "empty").mkdir()
-    assert run(monkeypatch, folder, "--adapter", tmp_path / "empty") == parity.NOT_COMPARED
+    assert run(monkeypatch, folder, "--adapter", tmp_path / "empty") == model_check.NOT_COMPARED
     assert "adapter_config.json is missing" in capsys.readouterr().out
-    assert run(monkeypatch, tmp_path / "nowhere") == parity.NOT_COMPARED
-    monkeypatch.setattr(parity, "PACKAGES", ("transformers", "peft_of_tomorrow"))
-    assert run(monkeypatch, folder) == parity.NOT_COMPARED
+    assert run(monkeypatch, tmp_path / "nowhere") == model_check.NOT_COMPARED
+    monkeypatch.setattr(model_check, "PACKAGES", ("transformers", "peft_of_tomorrow"))
+    assert run(monkeypatch, folder) == model_check.NOT_COMPARED
     assert "it takes peft_of_tomorrow; pip install 'loraplex[engine]'" in capsys.readouterr().out

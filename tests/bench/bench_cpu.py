@@ -2,7 +2,7 @@
 
 Each system runs in a process of its own and serves the first 16 requests of each workload, which all arrive
 at once, in bfloat16, greedy. The ratio is of output tokens per second. PEFT one at a time begins no request
-after 40 seconds of a workload: its rate is known by then, and its row says how many it served.
+after 30 seconds of a workload: its rate is known by then, and its row says how many it served.
 `--workloads w0 w1 w3` adds Loraplex on all 64 requests of each.
 Writes out/bench_cpu.csv and out/bench_cpu.png.
 """

@@ -10,7 +10,7 @@ from workload import Request, Timeline
 
 PAD_ID = 2
 BATCH = 16
-PATIENCE_S = 40.0
+PATIENCE_S = 30.0
 
 
 class _Peft:

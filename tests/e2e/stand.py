@@ -207,7 +207,7 @@ def serving(
     try:
         until(
             lambda: b"Ready after" in log.read_bytes() or process.poll() is not None,
-            90,
+            300,
             "readiness",
         )
         assert process.poll() is None, log.read_text()

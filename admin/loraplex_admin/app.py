@@ -32,6 +32,7 @@ from loraplex_admin.visit import PREFIX, Page, Visit, with_query
 from loraplex_platform.errors import shape_of
 from loraplex_platform.kit.errors import NotFound, PermissionDenied, PlatformError
 from loraplex_platform.kit.roles import allows
+from loraplex_platform.people.schemas import Visitor
 
 HERE = Path(__file__).parent
 PAGES: tuple[Page, ...] = (
@@ -107,8 +108,7 @@ def _guarded(
     """Nothing of the page runs before its visitor is known and allowed."""
 
     async def answer(request: Request) -> Response:
-        token = session_token(request)
-        visitor = None if token is None else await services.sessions.visitor(token)
+        visitor = await _visitor(services, request)
         visit = Visit(request, services, templates, visitor)
         try:
             response = await _shown(page, visit)
@@ -119,6 +119,18 @@ def _guarded(
         return response
 
     return answer
+
+
+async def _visitor(services: Services, request: Request) -> Visitor | None:
+    token = session_token(request)
+    if token is None:
+        return None
+    return await services.sessions.visitor(token, is_at_work=not _is_part(request))
+
+
+def _is_part(request: Request) -> bool:
+    """A part of a page that fetches itself by the clock."""
+    return request.headers.get("hx-request") == "true"
 
 
 async def _shown(page: Page, visit: Visit) -> Response:
@@ -152,7 +164,7 @@ def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:
 
 def _to_sign_in(request: Request) -> Response:
     """Afterwards back to where one wanted to go; a part of a page sends the whole page there."""
-    if request.headers.get("hx-request") == "true":
+    if _is_part(request):
         return Response(status_code=401, headers={"hx-refresh": "true"})
     path = request.url.path.removeprefix(PREFIX)
     wanted = path + (f"?{request.url.query}" if request.url.query else "")

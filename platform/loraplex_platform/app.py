@@ -74,6 +74,7 @@ from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage import endpoints as usage
 from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.budget_service import BudgetService
+from loraplex_platform.usage.credit_service import CreditService
 from loraplex_platform.usage.exports import ExportService
 from loraplex_platform.usage.invoice_service import InvoiceService
 from loraplex_platform.usage.meter import Meter
@@ -246,6 +247,7 @@ def create_app(
     app.state.meter = meter
     app.state.prices = prices
     app.state.budgets = budgets
+    app.state.credits = CreditService(database, clock)
     app.state.reports = Reports(database, clock)
     app.state.invoices = InvoiceService(database, clock, settings.invoice_issuer)
     app.state.exports = ExportService(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.audit.trail import changing
+from loraplex_platform.audit.trail import changing, note
 from loraplex_platform.db.database import Database
 from loraplex_platform.events.catalogue import WebhookTest
 from loraplex_platform.events.models import Delivery, Webhook
@@ -100,6 +100,23 @@ class WebhookService:
                 webhook, "webhook.test", WebhookTest(webhook.id), self._clock.now()
             )
             await WebhookRepository(session).add(delivery)
+            note(session, webhook, "tested", by.actor, self._clock)
+        return delivery
+
+    async def replay(
+        self, by: Administrator, tenant_id: str, webhook_id: str, delivery_id: str
+    ) -> Delivery:
+        """Post it once more, under the id it had: a receiver that knows it drops it."""
+        async with self._database.unit_of_work() as session:
+            webhook = await _found(session, by, tenant_id, webhook_id)
+            delivery = await WebhookRepository(session).delivery(delivery_id)
+            if delivery is None or delivery.webhook_id != webhook.id:
+                raise NotFound(f"there is no delivery {delivery_id!r}", param="delivery_id")
+            delivery.attempts, delivery.delivered_at = 0, None
+            delivery.next_attempt_at = self._clock.now()
+            note(
+                session, by.actor, self._clock, "webhook.replayed", webhook, {"value": delivery_id}
+            )
         return delivery
 
     async def deliveries(

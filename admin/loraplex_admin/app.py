@@ -16,21 +16,28 @@ from starlette.staticfiles import StaticFiles
 
 from loraplex_admin import words
 from loraplex_admin.cookies import is_from_here, session_token
+from loraplex_admin.once import once
 from loraplex_admin.pages import (
+    adapters,
     audit,
+    batches,
+    bills,
     keys,
     limits,
     overview,
     people,
+    plans,
     requests,
     sign_in,
     single_sign_on,
     tenants,
+    webhooks,
 )
 from loraplex_admin.services import Services
 from loraplex_admin.visit import PREFIX, Page, Visit, with_query
 from loraplex_platform.errors import shape_of
 from loraplex_platform.kit.errors import NotFound, PermissionDenied, PlatformError
+from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.roles import allows
 from loraplex_platform.people.schemas import Visitor
 
@@ -43,6 +50,11 @@ PAGES: tuple[Page, ...] = (
     *limits.PAGES,
     *keys.PAGES,
     *people.PAGES,
+    *plans.PAGES,
+    *webhooks.PAGES,
+    *adapters.PAGES,
+    *batches.PAGES,
+    *bills.PAGES,
     *requests.PAGES,
     *audit.PAGES,
 )
@@ -59,6 +71,18 @@ HEADERS: Mapping[str, str] = {
     "x-frame-options": "DENY",
 }
 MAX_FIELDS = 50
+FILTERS: tuple[Callable[..., str], ...] = (
+    words.bytes_text,
+    words.dimension,
+    words.left,
+    words.measure,
+    words.money,
+    words.number,
+    words.quantity,
+    words.reason,
+    words.seconds,
+    words.utc,
+)
 
 
 async def show_nothing(_: Visit) -> Response:
@@ -95,10 +119,9 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for filter in (words.dimension, words.reason, words.measure, words.number, words.seconds):
+    for filter in FILTERS:
         templates.filters[filter.__name__] = filter
-    templates.filters |= {"utc": words.utc, "left": words.left}
-    templates.globals["with_query"] = with_query
+    templates.globals |= {"with_query": with_query, "once": lambda: new_id("form")}
     return templates
 
 
@@ -145,7 +168,8 @@ async def _shown(page: Page, visit: Visit) -> Response:
         allows(visitor.administrator, page.permission)
         if page.is_staff and visitor.administrator.tenant_id is not None:
             raise NotFound("there is no such page")
-    return await page.show(Visit(request, visit.services, visit.templates, visitor, form))
+    visit = Visit(request, visit.services, visit.templates, visitor, form)
+    return await (once(visit, page.show) if page.method == "POST" else page.show(visit))
 
 
 def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:

@@ -64,6 +64,13 @@ class WebhookService:
             await found(session, by, tenant_id)
             return await WebhookRepository(session).page(by, tenant_id, after, limit)
 
+    async def seen(
+        self, by: Administrator, *, after: str | None = None, limit: int = 20
+    ) -> Sequence[Webhook]:
+        """Of every tenant that the administrator sees."""
+        async with self._database.reading() as session:
+            return await WebhookRepository(session).seen(by, after, limit)
+
     async def find(self, by: Administrator, tenant_id: str, webhook_id: str) -> Webhook:
         async with self._database.reading(by) as session:
             return await _found(session, by, tenant_id, webhook_id)
@@ -131,6 +138,20 @@ class WebhookService:
         async with self._database.reading(by) as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
             return await WebhookRepository(session).deliveries(by, webhook, after, limit)
+
+    async def log(
+        self,
+        by: Administrator,
+        tenant_id: str,
+        webhook_id: str,
+        *,
+        before: str | None = None,
+        limit: int = 20,
+    ) -> Sequence[Delivery]:
+        """Newest first."""
+        async with self._database.reading() as session:
+            webhook = await _found(session, by, tenant_id, webhook_id)
+            return await WebhookRepository(session).latest(by, webhook, before, limit)
 
     def _check(self, url: str) -> None:
         try:

@@ -89,7 +89,10 @@ class BudgetAlert(TenantOwned, Base):
     """A threshold that was crossed; once for each window."""
 
     __tablename__ = "budget_alert"
-    __table_args__ = (Index("ix_budget_alert_tenant_id", "tenant_id"),)
+    __table_args__ = (
+        Index("ix_budget_alert_tenant_id", "tenant_id"),
+        Index("ix_budget_alert_created_at", "created_at"),
+    )
 
     budget_id: Mapped[str] = mapped_column(ForeignKey("budget.id"), primary_key=True)
     window_start: Mapped[datetime] = mapped_column(primary_key=True)

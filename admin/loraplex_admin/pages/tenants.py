@@ -1,5 +1,6 @@
 """Tenants: found, looked at, changed, suspended."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from starlette.responses import Response
@@ -10,7 +11,7 @@ from loraplex_engine.messages import TIERS
 from loraplex_platform.admission.limits import DIMENSIONS
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
-from loraplex_platform.tenants.models import Tenant
+from loraplex_platform.tenants.models import Plan, Tenant
 from loraplex_platform.tenants.repository import ORDERS, TenantFilter
 from loraplex_platform.tenants.schemas import NEXT_STATES, TenantState, standing_of
 
@@ -70,11 +71,16 @@ async def create(visit: Visit) -> Response:
 async def show(visit: Visit) -> Response:
     services, by, tenant = visit.services, visit.by, await _tenant(visit)
     uses = await uses_of(services, Principal(tenant.id, "", ""))
-    plans = [] if by.tenant_id else await services.plans.page(limit=PLANS)
+    plans: Sequence[Plan] = []
+    if by.tenant_id is None:
+        plans = await services.plans.page(limit=PLANS)
+        standing = standing_of(tenant, next((p for p in plans if p.id == tenant.plan_id), None))
+    else:
+        standing = await services.tenants.standing(tenant)
     return visit.render(
         "tenant.html",
         tenant=tenant,
-        standing=await services.tenants.standing(tenant),
+        standing=standing,
         settings=SETTINGS,
         tiers=TIERS,
         plans=plans,

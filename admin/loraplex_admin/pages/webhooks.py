@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from loraplex_admin.visit import Change, Page, Visit
 from loraplex_platform.kit.errors import InvalidRequest
-from loraplex_platform.webhooks.models import Webhook
+from loraplex_platform.models import Webhook
 
 ALL = "/tenants/{tenant_id}/webhooks"
 ONE = ALL + "/{webhook_id}"

@@ -1,14 +1,14 @@
 """Statements on adapters."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.db.paging import page_after
-from loraplex_platform.db.scope import across_tenants, for_tenant, visible_to
-from loraplex_platform.kit.principal import Administrator, Principal
+from loraplex_platform.db.scope import across_tenants, for_tenant
+from loraplex_platform.kit.principal import Principal
 
 
 class AdapterRepository:
@@ -77,16 +77,6 @@ class AdapterRepository:
             AdapterName.is_pinned, AdapterName.is_enabled
         )
         return (await self._session.scalars(statement)).all()
-
-    async def names(
-        self, by: Administrator, versions: Collection[str]
-    ) -> dict[tuple[str, str], str]:
-        """What their tenants call these versions, by tenant and version."""
-        statement = visible_to(by, Adapter).where(
-            Adapter.version.in_(versions), Adapter.removed_at.is_(None)
-        )
-        rows = await self._session.scalars(statement)
-        return {(adapter.tenant_id, adapter.version): adapter.name for adapter in rows}
 
     async def bytes_of_tenant(self, tenant_id: str, *, besides: str) -> int:
         """Bytes of the tenant's living versions other than this one; two names of one count once."""

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from loraplex_engine.client import EngineClient
 from loraplex_engine.messages import TIERS
 from loraplex_platform.admission.refusals import Refusals, RefusalService
-from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.remembered import Remembered
 from loraplex_platform.kit.clock import Clock
@@ -15,8 +14,8 @@ from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.observability.health import Degradable
 from loraplex_platform.overview.alerts import Alert, of_budgets, of_parts, of_refusals
 from loraplex_platform.overview.live import Live, live_of
+from loraplex_platform.overview.names import names_of
 from loraplex_platform.overview.spent import SpentToday
-from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.activity import ActivityRepository, Latency, TenantShare, TierMinute
 from loraplex_platform.usage.periods import floor_to
 
@@ -109,8 +108,7 @@ class OverviewService:
         ids |= {alert.tenant_id for alert in alerts if alert.tenant_id is not None}
         versions = {row.version for row in running if row.version is not None}
         async with self._database.reading() as session:
-            tenants = await TenantRepository(session).names(by, ids)
-            adapters = await AdapterRepository(session).names(by, versions)
+            tenants, adapters = await names_of(session, by, ids, versions)
         return Overview(live, hour, alerts, tenants, adapters)
 
     async def _hour(self, by: Administrator) -> Hour:

@@ -53,6 +53,11 @@ class TenantRepository:
         statement = across_tenants(Tenant).where(Tenant.id == tenant_id)
         return (await self._session.scalars(statement.with_for_update())).one()
 
+    async def own_plan(self, principal: Principal) -> Plan | None:
+        """The plan that the principal's tenant is on."""
+        own = for_tenant(principal, Tenant).join(Plan, Plan.id == Tenant.plan_id)
+        return await self._session.scalar(own.with_only_columns(Plan))
+
     async def named(self, name: str) -> Tenant | None:
         return await self._session.scalar(across_tenants(Tenant).where(Tenant.name == name))
 

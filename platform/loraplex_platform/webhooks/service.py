@@ -121,9 +121,8 @@ class WebhookService:
                 raise NotFound(f"there is no delivery {delivery_id!r}", param="delivery_id")
             delivery.attempts, delivery.delivered_at = 0, None
             delivery.next_attempt_at = self._clock.now()
-            note(
-                session, by.actor, self._clock, "webhook.replayed", webhook, {"value": delivery_id}
-            )
+            sent = {"value": delivery_id}
+            note(session, webhook, "replayed", by.actor, self._clock, sent)
         return delivery
 
     async def deliveries(

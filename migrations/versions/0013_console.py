@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0012_console"
-down_revision = "0011_adapter_names"
+revision = "0013_console"
+down_revision = "0012_batch_orders"
 branch_labels = None
 depends_on = None
 

@@ -34,7 +34,7 @@ from loraplex_admin.pages import (
     webhooks,
 )
 from loraplex_admin.services import Services
-from loraplex_admin.visit import PREFIX, Page, Visit, with_query
+from loraplex_admin.visit import PREFIX, Page, Visit, is_part, with_query
 from loraplex_platform.errors import shape_of
 from loraplex_platform.kit.errors import NotFound, PermissionDenied, PlatformError
 from loraplex_platform.kit.ids import new_id
@@ -148,12 +148,7 @@ async def _visitor(services: Services, request: Request) -> Visitor | None:
     token = session_token(request)
     if token is None:
         return None
-    return await services.sessions.visitor(token, is_at_work=not _is_part(request))
-
-
-def _is_part(request: Request) -> bool:
-    """A part of a page that fetches itself by the clock."""
-    return request.headers.get("hx-request") == "true"
+    return await services.sessions.visitor(token, is_at_work=not is_part(request))
 
 
 async def _shown(page: Page, visit: Visit) -> Response:
@@ -188,7 +183,7 @@ def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:
 
 def _to_sign_in(request: Request) -> Response:
     """Afterwards back to where one wanted to go; a part of a page sends the whole page there."""
-    if _is_part(request):
+    if is_part(request):
         return Response(status_code=401, headers={"hx-refresh": "true"})
     path = request.url.path.removeprefix(PREFIX)
     wanted = path + (f"?{request.url.query}" if request.url.query else "")

@@ -61,6 +61,11 @@ class Visit:
     def is_confirmed(self) -> bool:
         return self.form.get("confirmed") == "yes"
 
+    @property
+    def is_part(self) -> bool:
+        """Whether a page that is shown already asks, for a part of itself."""
+        return is_part(self.request)
+
     def place(self, name: str) -> str:
         """A part of the path."""
         part: str = self.request.path_params[name]
@@ -154,6 +159,11 @@ class Visit:
 
     def _may(self, permission: Permission) -> bool:
         return self.visitor is not None and self.visitor.administrator.may(permission)
+
+
+def is_part(request: Request) -> bool:
+    """Asked by htmx, not by a person who goes somewhere."""
+    return request.headers.get("hx-request") == "true"
 
 
 def with_query(path: str, query: Mapping[str, str | None]) -> str:

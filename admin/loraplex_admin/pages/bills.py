@@ -32,17 +32,22 @@ async def show(visit: Visit) -> Response:
     return visit.render(
         "bills.html",
         tenant=tenant,
-        draft=await services.invoices.draft(tenant, Month.of(now.year, now.month)),
         month=f"{now:%Y-%m}",
         last_month=f"{now.replace(day=1) - timedelta(days=1):%Y-%m}",
-        balance=await services.credits.balance(tenant.id),
-        grants=await services.credits.of_tenant(tenant.id),
+        grants=await services.credits.grants(tenant.id),
         budgets=await services.budgets.of_tenant(tenant.id),
         rows=visit.sorted(rows, COLUMNS),
         status_of=status_of,
         lives=LIVES,
         pico_per_cent=PICO_PER_CENT,
     )
+
+
+async def show_balance(visit: Visit) -> Response:
+    """A part of the page that comes after it: it takes the month's usage to know."""
+    tenant = await _tenant(visit)
+    balance = await visit.services.credits.balance(tenant.id)
+    return visit.render("balance.html", tenant=tenant, balance=balance)
 
 
 async def show_draft(visit: Visit) -> Response:
@@ -183,6 +188,7 @@ def _back(tenant: Tenant) -> str:
 
 PAGES = (
     Page("GET", ALL, show),
+    Page("GET", ALL + "/balance", show_balance),
     Page("GET", ALL + "/drafts/{month}", show_draft),
     Page("POST", ALL + "/invoices", finalize, "billing", is_staff=True),
     Page("GET", INVOICE, show_invoice),

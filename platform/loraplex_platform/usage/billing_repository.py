@@ -62,10 +62,10 @@ class BillingRepository:
                 row.expires_at,
                 row.created_at,
             )
-            for row in await self.grants_of(tenant_id)
+            for row in await self.grant_rows(tenant_id)
         ]
 
-    async def grants_of(self, tenant_id: str) -> Sequence[CreditGrant]:
+    async def grant_rows(self, tenant_id: str) -> Sequence[CreditGrant]:
         """As they were given, oldest first."""
         rows = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
         return (await self._session.scalars(rows.order_by(CreditGrant.created_at))).all()

@@ -87,10 +87,10 @@ class CreditService:
             raise Conflict(f"there is a grant {key!r} already", param="key") from error
         return row
 
-    async def of_tenant(self, tenant_id: str) -> Sequence[CreditGrant]:
+    async def grants(self, tenant_id: str) -> Sequence[CreditGrant]:
         """Oldest first."""
         async with self._database.reading() as session:
-            return await BillingRepository(session).grants_of(tenant_id)
+            return await BillingRepository(session).grant_rows(tenant_id)
 
     async def profile(self, tenant_id: str) -> BillingProfile:
         async with self._database.reading() as session:

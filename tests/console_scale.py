@@ -24,18 +24,18 @@ SUMS = """
 """
 STATEMENTS = (
     f"""{NUMBERS} INSERT INTO plan (id, name, weight, max_tier, limits, created_at, revision)
-        SELECT 'plan_' || i, 'plan-' || i, 1, 'interactive', '{{"requests_per_minute": 600}}',
+        SELECT 'plan_s' || i, 'plan-' || i, 1, 'interactive', '{{"requests_per_minute": 600}}',
         {NOW}, 1 FROM n WHERE i < 5""",
     f"""{NUMBERS} INSERT INTO tenant (id, name, state, plan_id, prefix_tokens, created_at, revision)
         SELECT printf('ten_%06d', i), printf('customer-%06d', i),
-        CASE WHEN i % 100 THEN 'active' ELSE 'suspended' END, 'plan_' || (i % 5), 4096, {NOW}, 1
+        CASE WHEN i % 100 THEN 'active' ELSE 'suspended' END, 'plan_s' || (i % 5), 4096, {NOW}, 1
         FROM n WHERE i < :tenants""",
     """INSERT INTO project (id, tenant_id, name, created_at, revision)
         SELECT 'proj' || substr(id, 4), id, 'default', created_at, 1 FROM tenant
-        WHERE id LIKE 'ten_0%'""",
+        WHERE length(id) = 10""",
     """INSERT INTO api_key (id, tenant_id, project_id, name, digest, pepper_id, last_four, scopes,
         created_at, revision) SELECT 'key' || substr(id, 4), id, 'proj' || substr(id, 4), 'ci',
-        '', '', '0000', '["inference"]', created_at, 1 FROM tenant WHERE id LIKE 'ten_0%'""",
+        '', '', '0000', '["inference"]', created_at, 1 FROM tenant WHERE length(id) = 10""",
     f"""{NUMBERS} INSERT INTO usage_event (request_id, tenant_id, project_id, key_id, endpoint, model,
         base_model, adapter_version, tier, outcome, sequences, attempts, prompt_tokens,
         cached_tokens, completion_tokens, recomputed_tokens, started_at, ended_at, queue_s, ttft_s,
@@ -67,17 +67,17 @@ STATEMENTS = (
         FROM usage_event WHERE rowid % 50 = 0""",
     f"""INSERT INTO webhook (id, tenant_id, url, events, sealed_secret, is_active, created_at,
         revision) SELECT 'wh' || substr(id, 4), id, 'https://example.com/', '["*"]', x'', 1, {NOW},
-        1 FROM tenant WHERE id LIKE 'ten_0%'""",
+        1 FROM tenant WHERE length(id) = 10""",
     """INSERT INTO webhook_delivery (id, tenant_id, webhook_id, type, data, created_at, attempts)
         SELECT 'msg' || substr(request_id, 4), tenant_id, 'wh' || substr(tenant_id, 4),
         'batch.completed', '{}', started_at, 1 FROM usage_event WHERE rowid % 5 = 0""",
     """INSERT INTO adapter_name (tenant_id, name, current, last_number, is_enabled, is_pinned,
         defaults, created_at, updated_at, revision) SELECT id, 'support', 1, 1, 1, 0, '{}',
-        created_at, created_at, 1 FROM tenant WHERE id LIKE 'ten_0%'""",
+        created_at, created_at, 1 FROM tenant WHERE length(id) = 10""",
     """INSERT INTO adapter (id, tenant_id, name, number, version, rank, num_bytes, manifest,
         created_at, updated_at) SELECT 'adp' || substr(id, 4), id, 'support', 1, 'v', 8, 1,
         '{"base_model": null, "modules": [], "unadapted": [], "warnings": []}', created_at,
-        created_at FROM tenant WHERE id LIKE 'ten_0%'""",
+        created_at FROM tenant WHERE length(id) = 10""",
 )
 
 

@@ -12,7 +12,7 @@ from playwright.async_api import Page as Tab
 from tests.admin.test_browser import Chromium, browsing
 from tests.admin.test_escaping import ATTACKS
 from tests.admin.test_pages import asked
-from tests.console_places import Places, furnish, path_of
+from tests.console_places import LOOKED_AT, Places, furnish, path_of
 from tests.console_stand import ConsoleStand
 from tests.platform_stand import Seeded
 
@@ -22,9 +22,7 @@ from loraplex_admin.visit import Page
 pytestmark = pytest.mark.slow
 VENDOR = Path(__file__).parents[1] / "vendor"
 AXE = (VENDOR / "axe.min.js").read_text()
-FILES = ("/audit/export", "/tenants/{tenant_id}/bills/invoices/{invoice_id}/document.json")
-PARTS = ("/live",)
-SHOWN = [page for page in PAGES if page.method == "GET" and page.path not in (*FILES, *PARTS)]
+SHOWN = [page for page in LOOKED_AT if page.path != "/live"]  # a part
 FORMS = [page for page in PAGES if page.method == "POST" and page.permission is not None]
 JUDGED = ((1280, "light"), (375, "dark"))  # by axe, which takes a second a page
 MOST_SHIFT = 0.01

@@ -185,14 +185,14 @@ class BatchService:
         return await self.progress(tenant_id, limit)
 
     async def find(self, by: Administrator, batch_id: str) -> tuple[BatchObject, Progress]:
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             batch = await BatchRepository(session).any_of(batch_id)
         if batch is None or not by.sees(batch.tenant_id):
             raise no_such_batch(batch_id)
         return BatchObject.of(batch), _progress(batch, self._clock.now())
 
     async def _pause(self, batch_id: str, at: datetime | None, by: Administrator) -> None:
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(by) as session:
             batches = BatchRepository(session)
             batch = await batches.any_of(batch_id)
             if batch is None or not by.sees(batch.tenant_id):

@@ -18,6 +18,7 @@ from loraplex_platform.overview.names import names_of
 from loraplex_platform.overview.spent import SpentToday
 from loraplex_platform.usage.activity import ActivityRepository, Latency, TenantShare, TierMinute
 from loraplex_platform.usage.periods import floor_to
+from loraplex_platform.usage.price_service import PriceService
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
@@ -83,6 +84,7 @@ class OverviewService:
         database: Database,
         refusals: RefusalService,
         limiter: Degradable,
+        prices: PriceService,
         clock: Clock,
     ) -> None:
         self._engine = engine
@@ -90,7 +92,7 @@ class OverviewService:
         self._refusals = refusals
         self._limiter = limiter
         self._clock = clock
-        self._spent = SpentToday(clock)
+        self._spent = SpentToday(prices, clock)
         self._hours: Remembered[str, Hour] = Remembered(clock, FRESH_S)
 
     async def of(self, by: Administrator) -> Overview:
@@ -107,7 +109,7 @@ class OverviewService:
         ids = {row.tenant_id for rows in (hour.top, hour.refusals, running) for row in rows}
         ids |= {alert.tenant_id for alert in alerts if alert.tenant_id is not None}
         versions = {row.version for row in running if row.version is not None}
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             tenants, adapters = await names_of(session, by, ids, versions)
         return Overview(live, hour, alerts, tenants, adapters)
 

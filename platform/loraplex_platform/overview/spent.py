@@ -1,6 +1,7 @@
 """What the day has cost so far, of one tenant or of all: roll-ups times prices."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -12,7 +13,7 @@ from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.usage.models import UsageQuarter
 from loraplex_platform.usage.periods import BUCKET, Period, floor_to, period_of
-from loraplex_platform.usage.price_repository import PriceRepository
+from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.prices import PriceBook, Sku, Tariffs
 from loraplex_platform.usage.rating import Tokens, cost_pico
 
@@ -23,19 +24,20 @@ SETTLED = timedelta(hours=1)  # quarters older than this are summed up once
 class SpentToday:
     """The UTC day. Settled quarter hours of the whole platform are remembered, not read again."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, prices: PriceService, clock: Clock) -> None:
+        self._prices = prices
         self._clock = clock
         self._settled: dict[datetime, int] = {}  # by quarter, of all tenants
 
     async def pico(self, session: AsyncSession, by: Administrator) -> int:
-        now = self._clock.now()
+        now, books = self._clock.now(), await self._prices.list()
         today = period_of(now, "day", UTC_ZONE)
         if by.tenant_id is not None:
-            return sum((await _by_quarter(session, by, today)).values())
+            return sum((await _by_quarter(session, by, today, books)).values())
         settled_until = max(today.start, floor_to(now - SETTLED, BUCKET))
         self._settled = {at: pico for at, pico in self._settled.items() if at in today}
         known_until = max((at + BUCKET for at in self._settled), default=today.start)
-        found = await _by_quarter(session, by, Period(known_until, today.end))
+        found = await _by_quarter(session, by, Period(known_until, today.end), books)
         quarters = (
             known_until + n * BUCKET for n in range((settled_until - known_until) // BUCKET)
         )
@@ -44,10 +46,9 @@ class SpentToday:
 
 
 async def _by_quarter(
-    session: AsyncSession, by: Administrator, period: Period
+    session: AsyncSession, by: Administrator, period: Period, books: Sequence[PriceBook]
 ) -> dict[datetime, int]:
     """Tenants without prices of their own are summed up together: rating is linear."""
-    books = await PriceRepository(session).books()
     special = sorted({book.tenant_id for book in books if book.tenant_id is not None})
     owner = case((UsageQuarter.tenant_id.in_(special), UsageQuarter.tenant_id), else_=None)
     sold_as = (UsageQuarter.base_model, UsageQuarter.adapter, UsageQuarter.tier)
@@ -70,5 +71,5 @@ async def _by_quarter(
     return pico
 
 
-def _tariffs(books: list[PriceBook], tenant_id: str | None) -> Tariffs:
+def _tariffs(books: Sequence[PriceBook], tenant_id: str | None) -> Tariffs:
     return Tariffs([book for book in books if book.tenant_id in (None, tenant_id)])

@@ -61,7 +61,7 @@ class BudgetService:
         """Set or replace the budget of a tenant, project or key for each day or month."""
         if pico < 0:
             raise InvalidRequest("a budget is not negative", param="amount")
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             budgets = BudgetRepository(session)
             row = await budgets.row(level, subject, span)
             if row is None:
@@ -79,7 +79,7 @@ class BudgetService:
     async def remove(
         self, level: Level, subject: str, span: Span, *, by: Administrator = COMMAND_LINE
     ) -> None:
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             budgets = BudgetRepository(session)
             row = await budgets.row(level, subject, span)
             if row is None:

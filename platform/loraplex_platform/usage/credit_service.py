@@ -80,7 +80,7 @@ class CreditService:
             credit="credit",
         )
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 await BillingRepository(session).add_grant(row)
                 await LedgerRepository(session).post([source], now)
         except IntegrityError as error:
@@ -118,7 +118,7 @@ class CreditService:
             raise InvalidRequest(f"no such time zone: {profile.zone!r}", param="zone") from error
         if min(profile.tax_basis_points, profile.minimum_fee_cents, profile.payment_days) < 0:
             raise InvalidRequest("tax, fee and days are not negative")
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             billing = BillingRepository(session)
             known = await billing.profile(profile.tenant_id)
             if known.zone != profile.zone and await billing.standing(profile.tenant_id):

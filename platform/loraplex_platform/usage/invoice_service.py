@@ -76,7 +76,7 @@ class InvoiceService:
         """Give the draft a number; from then on it does not change."""
         for attempt in range(ATTEMPTS):
             try:
-                async with changing(self._database, by.actor, self._clock) as session:
+                async with changing(self._database, by, self._clock) as session:
                     return await self._finalize(session, tenant, month)
             except IntegrityError as error:
                 if attempt == ATTEMPTS - 1:
@@ -86,7 +86,7 @@ class InvoiceService:
     async def pay(self, invoice_id: str, *, by: Administrator = COMMAND_LINE) -> InvoiceRow:
         """The money is there; a second time changes nothing."""
         now = self._clock.now()
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             row = await _standing(BillingRepository(session), invoice_id)
             if row.paid_at is None:
                 row.paid_at = now
@@ -96,7 +96,7 @@ class InvoiceService:
     async def void(self, invoice_id: str, *, by: Administrator = COMMAND_LINE) -> InvoiceRow:
         """A credit note takes everything back: what was used can be invoiced again."""
         now = self._clock.now()
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             billing = BillingRepository(session)
             row = await _standing(billing, invoice_id)
             if row.paid_at is not None:

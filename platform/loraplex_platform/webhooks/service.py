@@ -68,7 +68,7 @@ class WebhookService:
         self, by: Administrator, *, after: str | None = None, limit: int = 20
     ) -> Sequence[Webhook]:
         """Of every tenant that the administrator sees."""
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await WebhookRepository(session).seen(by, after, limit)
 
     async def find(self, by: Administrator, tenant_id: str, webhook_id: str) -> Webhook:
@@ -114,7 +114,7 @@ class WebhookService:
         self, by: Administrator, tenant_id: str, webhook_id: str, delivery_id: str
     ) -> Delivery:
         """Post it once more, under the id it had: a receiver that knows it drops it."""
-        async with self._database.unit_of_work() as session:
+        async with self._database.unit_of_work(by) as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
             delivery = await WebhookRepository(session).delivery(delivery_id)
             if delivery is None or delivery.webhook_id != webhook.id:
@@ -148,7 +148,7 @@ class WebhookService:
         limit: int = 20,
     ) -> Sequence[Delivery]:
         """Newest first."""
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
             return await WebhookRepository(session).latest(by, webhook, before, limit)
 

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0013_console"
-down_revision = "0012_batch_orders"
+revision = "0015_console"
+down_revision = "0014_row_security"
 branch_labels = None
 depends_on = None
 

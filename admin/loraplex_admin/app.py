@@ -16,22 +16,30 @@ from starlette.staticfiles import StaticFiles
 
 from loraplex_admin import words
 from loraplex_admin.cookies import is_from_here, session_token
+from loraplex_admin.once import once
 from loraplex_admin.pages import (
+    adapters,
     audit,
+    batches,
+    bills,
     keys,
     limits,
     overview,
     people,
+    plans,
     requests,
     sign_in,
     single_sign_on,
     tenants,
+    webhooks,
 )
 from loraplex_admin.services import Services
-from loraplex_admin.visit import PREFIX, Page, Visit, with_query
+from loraplex_admin.visit import PREFIX, Page, Visit, is_part, with_query
 from loraplex_platform.errors import shape_of
 from loraplex_platform.kit.errors import NotFound, PermissionDenied, PlatformError
+from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.roles import allows
+from loraplex_platform.people.schemas import Visitor
 
 HERE = Path(__file__).parent
 PAGES: tuple[Page, ...] = (
@@ -42,6 +50,11 @@ PAGES: tuple[Page, ...] = (
     *limits.PAGES,
     *keys.PAGES,
     *people.PAGES,
+    *plans.PAGES,
+    *webhooks.PAGES,
+    *adapters.PAGES,
+    *batches.PAGES,
+    *bills.PAGES,
     *requests.PAGES,
     *audit.PAGES,
 )
@@ -58,6 +71,18 @@ HEADERS: Mapping[str, str] = {
     "x-frame-options": "DENY",
 }
 MAX_FIELDS = 50
+FILTERS: tuple[Callable[..., str], ...] = (
+    words.bytes_text,
+    words.dimension,
+    words.left,
+    words.measure,
+    words.money,
+    words.number,
+    words.quantity,
+    words.reason,
+    words.seconds,
+    words.utc,
+)
 
 
 async def show_nothing(_: Visit) -> Response:
@@ -94,10 +119,9 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for filter in (words.dimension, words.reason, words.measure, words.number, words.seconds):
+    for filter in FILTERS:
         templates.filters[filter.__name__] = filter
-    templates.filters |= {"utc": words.utc, "left": words.left}
-    templates.globals["with_query"] = with_query
+    templates.globals |= {"with_query": with_query, "once": lambda: new_id("form")}
     return templates
 
 
@@ -107,8 +131,7 @@ def _guarded(
     """Nothing of the page runs before its visitor is known and allowed."""
 
     async def answer(request: Request) -> Response:
-        token = session_token(request)
-        visitor = None if token is None else await services.sessions.visitor(token)
+        visitor = await _visitor(services, request)
         visit = Visit(request, services, templates, visitor)
         try:
             response = await _shown(page, visit)
@@ -119,6 +142,13 @@ def _guarded(
         return response
 
     return answer
+
+
+async def _visitor(services: Services, request: Request) -> Visitor | None:
+    token = session_token(request)
+    if token is None:
+        return None
+    return await services.sessions.visitor(token, is_at_work=not is_part(request))
 
 
 async def _shown(page: Page, visit: Visit) -> Response:
@@ -133,7 +163,8 @@ async def _shown(page: Page, visit: Visit) -> Response:
         allows(visitor.administrator, page.permission)
         if page.is_staff and visitor.administrator.tenant_id is not None:
             raise NotFound("there is no such page")
-    return await page.show(Visit(request, visit.services, visit.templates, visitor, form))
+    visit = Visit(request, visit.services, visit.templates, visitor, form)
+    return await (once(visit, page.show) if page.method == "POST" else page.show(visit))
 
 
 def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:
@@ -152,7 +183,7 @@ def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:
 
 def _to_sign_in(request: Request) -> Response:
     """Afterwards back to where one wanted to go; a part of a page sends the whole page there."""
-    if request.headers.get("hx-request") == "true":
+    if is_part(request):
         return Response(status_code=401, headers={"hx-refresh": "true"})
     path = request.url.path.removeprefix(PREFIX)
     wanted = path + (f"?{request.url.query}" if request.url.query else "")

@@ -2,7 +2,10 @@
 
 import re
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
+
+from loraplex_platform.usage.money import PICO_PER_NANO, dollars
 
 # Marks that turn the direction of text or cannot be seen: a name must not dress up as another.
 INVISIBLE = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
@@ -16,6 +19,9 @@ DIMENSIONS = {
     "tokens_per_day": "Tokens per day (UTC)",
     "tokens_per_month": "Tokens per month (UTC)",
     "adapter_bytes": "Bytes of adapters",
+    "enqueued_batch_tokens": "Tokens that wait in batches",
+    "budget_per_day": "Budget per day",
+    "budget_per_month": "Budget per month",
 }
 REASONS = {
     "exceeded": "the limit was used up",
@@ -51,6 +57,34 @@ def number(value: float) -> str:
     """Thin spaces between thousands."""
     text = f"{value:,.1f}" if isinstance(value, float) and value != int(value) else f"{value:,.0f}"
     return text.replace(",", "\u202f")
+
+
+def money(pico: int) -> str:
+    """Dollars: to the cent, and where that is nothing, to the first two digits."""
+    amount = dollars(pico)
+    if amount and abs(amount) < Decimal("0.01"):
+        return f"${amount:.2g}" if abs(amount) >= Decimal("0.0001") else f"${amount:.1e}"
+    return f"${number_with(amount, 2)}"
+
+
+def number_with(value: Decimal, places: int) -> str:
+    return f"{value:,.{places}f}".replace(",", "\u202f")
+
+
+def quantity(value: int, dimension: str) -> str:
+    """What a limit counts: requests, tokens, bytes, or nano-dollars."""
+    if dimension.startswith("budget_"):
+        return money(value * PICO_PER_NANO)
+    return bytes_text(value) if dimension == "adapter_bytes" else number(value)
+
+
+def bytes_text(value: int) -> str:
+    size = Decimal(value)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
 
 
 def seconds(value: float | None) -> str:

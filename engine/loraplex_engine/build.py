@@ -24,12 +24,12 @@ from loraplex_engine.model.adaptable import adaptable_modules
 from loraplex_engine.model.config import ModelConfig, read_model_config
 from loraplex_engine.model.decoder import Decoder, projection_layout
 from loraplex_engine.model.weights import Checkpoint
-from loraplex_engine.self_test import ParityTest
 from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import ModelRunner, TokenSampler
 from loraplex_engine.sampler import Sampler
 from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.policies import make_policy
+from loraplex_engine.self_test import ParityTest
 from loraplex_kernels.warm_up import warm_up
 
 log = logging.getLogger(__name__)

@@ -74,6 +74,7 @@ from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage import endpoints as usage
 from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.budget_service import BudgetService
+from loraplex_platform.usage.credit_service import CreditService
 from loraplex_platform.usage.exports import ExportService
 from loraplex_platform.usage.invoice_service import InvoiceService
 from loraplex_platform.usage.meter import Meter
@@ -253,6 +254,7 @@ def create_app(
     app.state.meter = meter
     app.state.prices = prices
     app.state.budgets = budgets
+    app.state.credits = CreditService(database, clock)
     app.state.reports = Reports(database, clock)
     app.state.invoices = InvoiceService(database, clock, settings.invoice_issuer)
     app.state.exports = ExportService(
@@ -265,7 +267,7 @@ def create_app(
     app.state.gate = gate
     app.state.health = Health(database, engine, gate)
     app.state.refusals = RefusalService(database, clock)
-    app.state.overview = OverviewService(engine, database, app.state.refusals, clock)
+    app.state.overview = OverviewService(engine, database, app.state.refusals, gate, prices, clock)
     app.state.requests = RequestLog(database)
     app.state.clock = clock
     app.state.rejections = rejections

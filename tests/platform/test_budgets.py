@@ -11,8 +11,10 @@ from openai import RateLimitError
 from tests.platform_stand import BASE, Served, listening
 from tests.usage_stand import NOON, add_book, book, facts, post, two_tenants
 
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import ManualClock, SystemClock
+from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import BillingProfile
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.budget_service import BudgetService, projected
@@ -130,7 +132,7 @@ async def test_a_soft_budget_refuses_nobody(served: Served) -> None:
 async def test_a_window_follows_the_tenants_zone(database: Database) -> None:
     acme, _ = await two_tenants(database)
     clock = ManualClock(datetime(2026, 6, 30, 19, tzinfo=UTC))  # already July in Kathmandu
-    async with database.unit_of_work() as session:
+    async with changing(database, COMMAND_LINE.actor, clock) as session:
         session.add(BillingProfile(tenant_id=acme, zone="Asia/Kathmandu"))
     june, july = (datetime(2026, 6, 30, 18, minute, tzinfo=UTC) for minute in (14, 15))
     await post(database, [facts(acme, started_at=at) for at in (june, june, july)])

@@ -24,7 +24,7 @@ from loraplex_platform.people.models import Person
 from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.people.schemas import administrator_of
 from loraplex_platform.people.service import PeopleService
-from loraplex_platform.people.sessions import SESSION_LIVES, SessionService
+from loraplex_platform.people.sessions import IDLE_LIVES, SESSION_LIVES, SessionService
 from loraplex_platform.tenants.service import TenantService
 
 PASSWORD = "correct horse battery"
@@ -101,6 +101,37 @@ async def test_session_ends_by_itself_and_is_swept(stand: Stand) -> None:
     stand.clock.advance(SESSION_LIVES.total_seconds())
     assert await stand.sessions.visitor(token) is None
     assert await stand.sessions.sweep() == 1
+
+
+async def test_session_that_nobody_uses_ends_long_before(stand: Stand) -> None:
+    await stand.member()
+    token = await stand.sessions.open(EMAIL, PASSWORD)
+    half = IDLE_LIVES.total_seconds() / 2 + 1
+    for is_at_work, still_there in ((True, True), (True, True), (False, True), (True, False)):
+        stand.clock.advance(half)  # only work counts: a page that refreshes itself does not
+        visitor = await stand.sessions.visitor(token, is_at_work=is_at_work)
+        assert (visitor is not None) == still_there
+    assert await stand.sessions.sweep() == 1
+
+
+async def test_session_in_use_ends_after_its_longest_time(stand: Stand) -> None:
+    await stand.member()
+    token = await stand.sessions.open(EMAIL, PASSWORD)
+    step = timedelta(minutes=29)
+    for _ in range(SESSION_LIVES // step):
+        stand.clock.advance(step.total_seconds())
+        assert await stand.sessions.visitor(token) is not None
+    stand.clock.advance(step.total_seconds())
+    assert await stand.sessions.visitor(token) is None
+
+
+async def test_another_role_begins_with_another_session(stand: Stand) -> None:
+    person = await stand.member("viewer")
+    token = await stand.sessions.open(EMAIL, PASSWORD)
+    await stand.people.change(COMMAND_LINE, None, person.id, {"name": "Ada"})
+    assert await stand.sessions.visitor(token) is not None
+    await stand.people.change(COMMAND_LINE, None, person.id, {"role": "operator"})
+    assert await stand.sessions.visitor(token) is None
 
 
 async def test_logged_out_token_is_worth_nothing(stand: Stand) -> None:

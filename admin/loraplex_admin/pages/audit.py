@@ -11,7 +11,7 @@ FIELDS = ("tenant_id", "actor_id", "object_type", "object_id")
 
 async def show_audit(visit: Visit) -> Response:
     rows = await visit.services.audit.page(
-        visit.by, _filter(visit), after=visit.wanted("after"), limit=SHOWN + 1
+        visit.by, await _filter(visit), after=visit.wanted("after"), limit=SHOWN + 1
     )
     return visit.render(
         "audit.html",
@@ -23,15 +23,15 @@ async def show_audit(visit: Visit) -> Response:
 
 async def export(visit: Visit) -> Response:
     return StreamingResponse(
-        visit.services.audit.export(visit.by, _filter(visit)),
+        visit.services.audit.export(visit.by, await _filter(visit)),
         media_type="application/x-ndjson",
         headers={"content-disposition": "attachment; filename=audit.ndjson"},
     )
 
 
-def _filter(visit: Visit) -> AuditFilter:
-    tenant_id, actor_id, object_type, object_id = (visit.wanted(name) for name in FIELDS)
-    return AuditFilter(tenant_id, actor_id, object_type, object_id)
+async def _filter(visit: Visit) -> AuditFilter:
+    actor_id, object_type, object_id = (visit.wanted(name) for name in FIELDS[1:])
+    return AuditFilter(await visit.tenant_wanted(), actor_id, object_type, object_id)
 
 
 PAGES = (

@@ -5,12 +5,12 @@ from starlette.responses import Response
 from loraplex_admin.cookies import is_https
 from loraplex_admin.visit import PREFIX, Change, Page, Visit
 from loraplex_platform.kit.errors import InvalidRequest
-from loraplex_platform.kit.principal import OPERATOR_ROLES, TENANT_ROLES
+from loraplex_platform.kit.principal import OPERATOR_ROLES, PERMISSIONS, TENANT_ROLES
 from loraplex_platform.people.models import Person
 
 OF_TENANT = "/tenants/{tenant_id}/people"
 SHOWN = 200
-ACTIONS = {"disable": "Disable", "enable": "Enable", "remove": "Remove"}
+ACTIONS = {"disable": "Disable", "enable": "Enable", "remove": "Remove", "role": "Change"}
 
 
 async def show_settings(visit: Visit) -> Response:
@@ -19,6 +19,7 @@ async def show_settings(visit: Visit) -> Response:
         checks=await visit.services.health.checks(),
         people=await visit.services.people.page(visit.by, None, limit=SHOWN),
         roles=OPERATOR_ROLES,
+        permissions=PERMISSIONS,
         tenant=None,
         base="/people",
     )
@@ -52,24 +53,33 @@ async def reset(visit: Visit) -> Response:
 
 
 async def change(visit: Visit) -> Response:
-    """Disable, enable or remove."""
+    """Disable, enable, remove, or give another role."""
     people, by, tenant_id = visit.services.people, visit.by, _tenant_id(visit)
     person = await people.find(by, tenant_id, visit.place("person_id"))
     action = visit.text("action")
     if action not in ACTIONS:
-        raise InvalidRequest("action must be disable, enable or remove", param="action")
+        raise InvalidRequest("There is no such action.", param="action")
     verb = ACTIONS[action]
     if not visit.is_confirmed:
-        after = {"disable": "disabled, signed out everywhere", "enable": "active"}
-        changes = [Change(person.email, person.state, after.get(action, "removed"))]
-        title = f"{verb} {person.email}?"
+        changes, title = [_change(visit, person, action)], f"{verb} {person.email}?"
+        if action == "role" and person.role == visit.text("role"):
+            changes = []
         return visit.confirm(title, changes, verb, back=_back(visit))
     if action == "remove":
         await people.remove(by, tenant_id, person.id)
+    elif action == "role":
+        await people.change(by, tenant_id, person.id, {"role": visit.text("role")})
     else:
         state = "disabled" if action == "disable" else "active"
         await people.change(by, tenant_id, person.id, {"state": state})
     return visit.goto(_back(visit), done="removed" if action == "remove" else "changed")
+
+
+def _change(visit: Visit, person: Person, action: str) -> Change:
+    if action == "role":
+        return Change("Role", person.role, f"{visit.text('role')}, signed out everywhere")
+    after = {"disable": "disabled, signed out everywhere", "enable": "active"}
+    return Change(person.email, person.state, after.get(action, "removed"))
 
 
 def _tenant_id(visit: Visit) -> str | None:

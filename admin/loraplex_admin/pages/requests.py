@@ -4,20 +4,29 @@ from datetime import timedelta
 
 from starlette.responses import Response
 
-from loraplex_admin.visit import Page, Visit
+from loraplex_admin.visit import Columns, Page, Visit
 from loraplex_engine.messages import TIERS
+from loraplex_platform.admission.refusals import Refusals
 from loraplex_platform.kit.errors import NotFound
+from loraplex_platform.tenants.repository import TenantFilter
 from loraplex_platform.usage.requests import RequestFilter
 
 SHOWN = 50
 HOURS = {"1": "last hour", "24": "last day", "168": "last week", "720": "last 30 days"}
+COLUMNS: Columns[Refusals] = {
+    "limit": lambda row: row.limit,
+    "turned": lambda row: row.requests,
+    "first": lambda row: row.first,
+    "last": lambda row: row.last,
+}
 OUTCOMES = ("stop", "length", "abort", "error")
 
 
 async def show_requests(visit: Visit) -> Response:
     services, by, within = visit.services, visit.by, _within(visit)
-    names = ("tenant_id", "key_id", "model", "tier", "outcome")
+    names = ("key_id", "model", "tier", "outcome")
     chosen = {name: visit.wanted(name) for name in names}
+    chosen["tenant_id"] = await visit.tenant_wanted()
     wanted = RequestFilter(**chosen, since=services.clock.now() - within)
     rows = await services.requests.page(by, wanted, after=visit.wanted("after"), limit=SHOWN + 1)
     return visit.render(
@@ -43,12 +52,12 @@ async def show_request(visit: Visit) -> Response:
 
 async def show_refusals(visit: Visit) -> Response:
     services, by = visit.services, visit.by
-    tenant_id = by.tenant_id or visit.wanted("tenant_id")
+    tenant_id = await visit.tenant_wanted()
     totals = await services.refusals.totals(by, _within(visit), tenant_id=tenant_id)
     recent = [] if tenant_id is None else await services.refusals.recent(by, tenant_id)
     return visit.render(
         "refusals.html",
-        totals=totals,
+        totals=visit.sorted(totals, COLUMNS),
         recent=recent,
         tenant_id=tenant_id,
         tenants=await services.tenants.names(by, {row.tenant_id for row in totals}),
@@ -65,7 +74,9 @@ async def search(visit: Visit) -> Response:
     key = await services.keys.look_up(by, text.removeprefix("lpx_").partition("_")[0])
     if key is not None:
         return visit.goto(f"/tenants/{key.tenant_id}/projects/{key.project_id}/keys/{key.id}")
-    tenants = await services.tenants.page(by, like=text, limit=SHOWN) if text else []
+    tenants = (
+        await services.tenants.page(by, wanted=TenantFilter(text), limit=SHOWN) if text else []
+    )
     if len(tenants) == 1:
         return visit.goto(f"/tenants/{tenants[0].id}")
     return visit.render("search.html", text=text, tenants=tenants)

@@ -1,5 +1,6 @@
 """Tenants: found, looked at, changed, suspended."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from starlette.responses import Response
@@ -10,8 +11,9 @@ from loraplex_engine.messages import TIERS
 from loraplex_platform.admission.limits import DIMENSIONS
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
-from loraplex_platform.tenants.models import Tenant
-from loraplex_platform.tenants.schemas import TenantState, standing_of
+from loraplex_platform.tenants.models import Plan, Tenant
+from loraplex_platform.tenants.repository import ORDERS, TenantFilter
+from loraplex_platform.tenants.schemas import NEXT_STATES, TenantState, standing_of
 
 SHOWN = 50
 PLANS = 1000
@@ -29,8 +31,16 @@ async def show_tenants(visit: Visit) -> Response:
     """A tenant's own people have one only."""
     if visit.by.tenant_id is not None:
         return visit.goto(f"/tenants/{visit.by.tenant_id}")
-    like, tenants = visit.wanted("q") or "", visit.services.tenants
-    rows = await tenants.page(visit.by, after=visit.wanted("after"), limit=SHOWN + 1, like=like)
+    wanted = TenantFilter(
+        like=visit.wanted("q") or "", state=visit.wanted("state"), plan_id=visit.wanted("plan_id")
+    )
+    rows = await visit.services.tenants.page(
+        visit.by,
+        after=visit.wanted("after"),
+        limit=SHOWN + 1,
+        wanted=wanted,
+        order=visit.sort if visit.sort in ORDERS else ORDERS[0],
+    )
     plans = {plan.id: plan for plan in await visit.services.plans.page(limit=PLANS)}
     standings = {
         row.id: standing_of(row, plans[row.plan_id] if row.plan_id else None) for row in rows
@@ -39,8 +49,9 @@ async def show_tenants(visit: Visit) -> Response:
         "tenants.html",
         rows=rows[:SHOWN],
         has_more=len(rows) > SHOWN,
-        like=like,
+        wanted=wanted,
         plans=plans,
+        states=tuple(NEXT_STATES),
         standings=standings,
     )
 
@@ -60,17 +71,36 @@ async def create(visit: Visit) -> Response:
 async def show(visit: Visit) -> Response:
     services, by, tenant = visit.services, visit.by, await _tenant(visit)
     uses = await uses_of(services, Principal(tenant.id, "", ""))
+    plans: Sequence[Plan] = []
+    if by.tenant_id is None:
+        plans = await services.plans.page(limit=PLANS)
+        standing = standing_of(tenant, next((p for p in plans if p.id == tenant.plan_id), None))
+    else:
+        standing = await services.tenants.standing(tenant)
     return visit.render(
         "tenant.html",
         tenant=tenant,
-        standing=await services.tenants.standing(tenant),
+        standing=standing,
         settings=SETTINGS,
         tiers=TIERS,
-        plans=[] if by.tenant_id else await services.plans.page(limit=PLANS),
+        plans=plans,
+        plan=next((plan for plan in plans if plan.id == tenant.plan_id), None),
         uses=uses,
-        free_dimensions=_without(uses),
         refusals=await services.refusals.totals(by, DAY, tenant_id=tenant.id, limit=10),
         projects=await services.projects.page(by, tenant.id, limit=100),
+    )
+
+
+async def show_limits(visit: Visit) -> Response:
+    services, tenant = visit.services, await _tenant(visit)
+    uses = await uses_of(services, Principal(tenant.id, "", ""))
+    return visit.render(
+        "limits.html",
+        tenant=tenant,
+        uses=uses,
+        free_dimensions=_without(uses),
+        overrides=await services.limits.overrides(tenant.id),
+        rules=await services.limits.of_tenant(tenant.id),
     )
 
 
@@ -79,11 +109,7 @@ async def change_settings(visit: Visit) -> Response:
     tenant, values = await _tenant(visit), _settings(visit)
     back = f"/tenants/{tenant.id}"
     if not visit.is_confirmed:
-        changes = [
-            Change(label, getattr(tenant, name), values[name])
-            for name, label in SETTINGS.items()
-            if getattr(tenant, name) != values[name]
-        ]
+        changes = await _changes(visit, tenant, values)
         return visit.confirm(
             f"Change the standing of {tenant.name}?",
             changes,
@@ -94,6 +120,19 @@ async def change_settings(visit: Visit) -> Response:
     revision = visit.integer("revision")
     await visit.services.tenants.change(visit.by, tenant.id, values, revision=revision)
     return visit.goto(back, done="changed")
+
+
+async def _changes(visit: Visit, tenant: Tenant, values: dict[str, object]) -> list[Change]:
+    """Plans by their names."""
+    plans = {plan.id: plan.name for plan in await visit.services.plans.page(limit=PLANS)}
+    changes = []
+    for name, label in SETTINGS.items():
+        before, after = getattr(tenant, name), values[name]
+        if before != after:
+            if name == "plan_id":
+                before, after = plans.get(before), plans.get(str(after))
+            changes.append(Change(label, before, after))
+    return changes
 
 
 async def change_state(visit: Visit) -> Response:
@@ -120,19 +159,11 @@ async def _tenant(visit: Visit) -> Tenant:
 def _settings(visit: Visit) -> dict[str, object]:
     return {
         "plan_id": visit.text("plan_id") or None,
-        "weight": _number(visit, "weight"),
+        "weight": visit.decimal("weight", SETTINGS["weight"]),
         "max_tier": visit.text("max_tier") or None,
         "max_running": visit.integer("max_running") if visit.text("max_running") else None,
-        "kv_share": _number(visit, "kv_share"),
+        "kv_share": visit.decimal("kv_share", SETTINGS["kv_share"]),
     }
-
-
-def _number(visit: Visit, name: str) -> float | None:
-    text = visit.text(name)
-    try:
-        return float(text) if text else None
-    except ValueError as error:
-        raise InvalidRequest(f"{SETTINGS[name]}: a number, please", param=name) from error
 
 
 def _without(uses: list[LimitUse]) -> list[str]:
@@ -146,6 +177,7 @@ PAGES = (
     Page("GET", "/tenants/new", show_new, "tenants", is_staff=True),
     Page("POST", "/tenants", create, "tenants", is_staff=True),
     Page("GET", "/tenants/{tenant_id}", show),
+    Page("GET", "/tenants/{tenant_id}/limits", show_limits),
     Page("POST", "/tenants/{tenant_id}/settings", change_settings, "tenants", is_staff=True),
     Page("POST", "/tenants/{tenant_id}/state", change_state, "tenants", is_staff=True),
 )

@@ -95,9 +95,7 @@ async def effective_limits(
 
 
 async def _plan_limits(session: AsyncSession, principal: Principal) -> dict[str, int]:
-    tenants = TenantRepository(session)
-    tenant = await tenants.own(principal)
-    plan = None if tenant.plan_id is None else await tenants.plan(tenant.plan_id)
+    plan = await TenantRepository(session).own_plan(principal)
     return {} if plan is None else plan.limits
 
 

@@ -44,7 +44,10 @@ class RejectionCount(TenantOwned, Content, Base):
     aged_by = "minute"
 
     __tablename__ = "rejection_count"
-    __table_args__ = (Index("ix_rejection_count_tenant_id_minute", "tenant_id", "minute"),)
+    __table_args__ = (
+        Index("ix_rejection_count_tenant_id_minute", "tenant_id", "minute"),
+        Index("ix_rejection_count_minute", "minute"),
+    )
 
     minute: Mapped[datetime] = mapped_column(primary_key=True)
     key_id: Mapped[str] = mapped_column(primary_key=True)

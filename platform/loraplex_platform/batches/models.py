@@ -17,6 +17,7 @@ class Batch(TenantOwned, Content, Base):
     __tablename__ = "batch"
     __table_args__ = (
         Index("ix_batch_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
+        Index("ix_batch_created_at_id", "created_at", "id"),
         Index("ix_batch_status", "status"),
         UniqueConstraint("tenant_id", "idempotency_key"),
     )

@@ -23,7 +23,13 @@ from loraplex_platform.kit.errors import (
 )
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.pagination import Page, page_of
-from loraplex_platform.kit.principal import COMMAND_LINE, Actor, Principal, key_actor
+from loraplex_platform.kit.principal import (
+    COMMAND_LINE,
+    Actor,
+    Administrator,
+    Principal,
+    key_actor,
+)
 
 CREATES_PER_HOUR, HOUR = 2000, timedelta(hours=1)  # of a tenant
 WINDOWS = {"24h": timedelta(hours=24)}
@@ -157,12 +163,12 @@ class BatchService:
         self._ring(batch.id)
         return BatchObject.of(batch)
 
-    async def pause(self, batch_id: str) -> None:
+    async def pause(self, batch_id: str, *, by: Administrator = COMMAND_LINE) -> None:
         """No more lines are started; the window goes on."""
-        await self._pause(batch_id, self._clock.now())
+        await self._pause(batch_id, self._clock.now(), by)
 
-    async def resume(self, batch_id: str) -> None:
-        await self._pause(batch_id, None)
+    async def resume(self, batch_id: str, *, by: Administrator = COMMAND_LINE) -> None:
+        await self._pause(batch_id, None, by)
 
     async def progress(self, tenant_id: str | None = None, limit: int = 100) -> Sequence[Progress]:
         """The newest jobs of a tenant, or of all."""
@@ -170,15 +176,29 @@ class BatchService:
             batches = await BatchRepository(session).of_tenant(tenant_id, limit)
         return progress_of(batches, self._clock.now())
 
-    async def _pause(self, batch_id: str, at: datetime | None) -> None:
-        async with self._database.unit_of_work() as session:
+    async def seen(
+        self, by: Administrator, *, tenant_id: str | None = None, limit: int = 100
+    ) -> Sequence[Progress]:
+        """The newest jobs that the administrator may see, of all tenants or of one."""
+        if not by.sees(tenant_id):
+            tenant_id = by.tenant_id
+        return await self.progress(tenant_id, limit)
+
+    async def find(self, by: Administrator, batch_id: str) -> tuple[BatchObject, Progress]:
+        async with self._database.reading(by) as session:
+            batch = await BatchRepository(session).any_of(batch_id)
+        if batch is None or not by.sees(batch.tenant_id):
+            raise no_such_batch(batch_id)
+        return BatchObject.of(batch), _progress(batch, self._clock.now())
+
+    async def _pause(self, batch_id: str, at: datetime | None, by: Administrator) -> None:
+        async with self._database.unit_of_work(by) as session:
             batches = BatchRepository(session)
             batch = await batches.any_of(batch_id)
-            if batch is None:
+            if batch is None or not by.sees(batch.tenant_id):
                 raise no_such_batch(batch_id)
             await batches.pause(batch_id, at)
-            verb = "resumed" if at is None else "paused"
-            note(session, batch, verb, COMMAND_LINE.actor, self._clock)
+            note(session, batch, "resumed" if at is None else "paused", by.actor, self._clock)
         self._ring(batch_id)
 
     def _ring(self, batch_id: str) -> None:

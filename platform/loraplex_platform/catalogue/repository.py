@@ -1,6 +1,6 @@
 """Statements on adapters."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Select
@@ -8,8 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.db.paging import page_after
-from loraplex_platform.db.scope import across_tenants, change_across_tenants, for_tenant, visible_to
-from loraplex_platform.kit.principal import Administrator, Principal
+from loraplex_platform.db.scope import across_tenants, change_across_tenants, for_tenant
+from loraplex_platform.kit.principal import Principal
 
 
 class AdapterRepository:
@@ -91,16 +91,6 @@ class AdapterRepository:
         """Wherever this content has a name."""
         of_version = change_across_tenants(Adapter).where(Adapter.version == version)
         await self._session.execute(of_version.values(parity=parity))
-
-    async def names(
-        self, by: Administrator, versions: Collection[str]
-    ) -> dict[tuple[str, str], str]:
-        """What their tenants call these versions, by tenant and version."""
-        statement = visible_to(by, Adapter).where(
-            Adapter.version.in_(versions), Adapter.removed_at.is_(None)
-        )
-        rows = await self._session.scalars(statement)
-        return {(adapter.tenant_id, adapter.version): adapter.name for adapter in rows}
 
     async def bytes_of_tenant(self, tenant_id: str, *, besides: str) -> int:
         """Bytes of the tenant's living versions other than this one; two names of one count once."""

@@ -14,8 +14,9 @@ from sqlalchemy import Table
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_adapters.blobs import BlobStore
+from loraplex_adapters.canonical import CANONICAL_NAME
 from loraplex_adapters.errors import UnknownVersion
-from loraplex_adapters.store import CANONICAL_NAME, AdapterStore
+from loraplex_adapters.store import AdapterStore
 from loraplex_platform.audit.trail import as_json, note
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.base import Base

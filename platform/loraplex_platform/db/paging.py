@@ -13,8 +13,10 @@ def page_after(
     key: InstrumentedAttribute[str],
     after: str | None,
     limit: int,
+    *,
+    is_descending: bool = False,
 ) -> Select[*tuple[Any, ...]]:
     """The `limit` rows whose key follows `after`; ids sort by time of creation."""
     if after is not None:
-        statement = statement.where(key > after)
-    return statement.order_by(key).limit(limit)
+        statement = statement.where(key < after if is_descending else key > after)
+    return statement.order_by(key.desc() if is_descending else key).limit(limit)

@@ -36,7 +36,7 @@ def for_platform(table: type[Platform]) -> Select[Platform]:
     return select(table)
 
 
-def change_across_tenants(table: type[Row]) -> Update:
+def change_across_tenants(table: type[Seen]) -> Update:
     """A change of many rows at once, for the platform's own work; narrow it with `.where`."""
     return update(table).execution_options(**{ACROSS: True})
 

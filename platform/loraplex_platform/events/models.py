@@ -31,7 +31,7 @@ class Delivery(TenantOwned, Content, Base):
     __tablename__ = "webhook_delivery"
     __table_args__ = (
         Index("ix_webhook_delivery_tenant_id", "tenant_id"),
-        Index("ix_webhook_delivery_webhook_id", "webhook_id"),
+        Index("ix_webhook_delivery_webhook_id_id", "webhook_id", "id"),
         Index("ix_webhook_delivery_next_attempt_at", "next_attempt_at"),
     )
 

@@ -24,8 +24,13 @@ class AdapterNow(NamedTuple):
 
     tenant_id: str
     version: str | None  # None: the base model
-    running: int
+    reading: int  # their prompts
+    writing: int  # their answers
     waiting: int
+
+    @property
+    def running(self) -> int:
+        return self.reading + self.writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class Device:
     num_blocks: int
     used_slots: int
     num_slots: int
+    num_resident: int  # adapters that need no loading
     step_s: float
     spare: float
     preemptions: int
@@ -66,12 +72,16 @@ def live_of(stats: EngineStats, by: Administrator) -> Live:
     """Staff see all sequences, a tenant's people their own."""
     seen = [s for s in stats.sequences if by.sees(s.tenant)]
     waits = [s for s in seen if _waits(s)]
-    running = Counter((s.tenant, s.adapter) for s in seen if not _waits(s))
+    reading = Counter((s.tenant, s.adapter) for s in seen if s.phase == "prefill")
+    writing = Counter((s.tenant, s.adapter) for s in seen if s.phase == "decode")
     waiting = Counter((s.tenant, s.adapter) for s in waits)
-    both = running + waiting
+    owners = sorted(
+        reading + writing + waiting,
+        key=lambda of: (-(reading + writing)[of], -waiting[of], str(of)),
+    )
     return Live(
         tiers=tuple(_tier(tier, seen) for tier in TIERS),
-        adapters=tuple(AdapterNow(*of, running[of], waiting[of]) for of, _ in both.most_common()),
+        adapters=tuple(AdapterNow(*of, reading[of], writing[of], waiting[of]) for of in owners),
         reasons=tuple(Counter(str(s.reason or s.phase) for s in waits).most_common()),
         device=_device(stats) if by.tenant_id is None else None,
     )
@@ -93,6 +103,7 @@ def _device(stats: EngineStats) -> Device:
         num_blocks=stats.num_blocks,
         used_slots=stats.num_slots - stats.free_slots,
         num_slots=stats.num_slots,
+        num_resident=len(stats.resident_adapters),
         step_s=stats.step_s,
         spare=stats.spare,
         preemptions=stats.preemptions,

@@ -57,4 +57,5 @@ class LoginSession(PerhapsTenantOwned, Audited, Base):
     digest: Mapped[str] = mapped_column(unique=True, info=SECRET)  # SHA-256 of the token
     address: Mapped[str | None]
     created_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]  # to the minute
     expires_at: Mapped[datetime]

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from sqlalchemy import or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.paging import page_after
-from loraplex_platform.db.scope import across_tenants, visible_to
+from loraplex_platform.db.scope import across_tenants, change_across_tenants, visible_to
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.people.models import LoginSession, OneTimeLink, Person
 
@@ -63,20 +64,32 @@ class PeopleRepository:
         statement = across_tenants(OneTimeLink).where(OneTimeLink.person_id == person_id)
         return (await self._session.scalars(statement)).all()
 
-    async def opened(self, digest: str, now: datetime) -> Opened | None:
+    async def opened(self, digest: str, now: datetime, seen_after: datetime) -> Opened | None:
         statement = (
             across_tenants(LoginSession)
             .join(Person, Person.id == LoginSession.person_id)
             .add_columns(Person)
-            .where(LoginSession.digest == digest, LoginSession.expires_at > now)
+            .where(
+                LoginSession.digest == digest,
+                LoginSession.expires_at > now,
+                LoginSession.last_seen_at > seen_after,
+            )
         )
         row = (await self._session.execute(statement)).one_or_none()
         return None if row is None else Opened(*row)
+
+    async def see(self, opened: LoginSession, now: datetime) -> None:
+        """Past the audit log: nobody decides anything by looking."""
+        mine = change_across_tenants(LoginSession).where(LoginSession.id == opened.id)
+        await self._session.execute(mine.values(last_seen_at=now))
 
     async def sessions_of(self, person_id: str) -> Sequence[LoginSession]:
         statement = across_tenants(LoginSession).where(LoginSession.person_id == person_id)
         return (await self._session.scalars(statement)).all()
 
-    async def expired_sessions(self, now: datetime, limit: int) -> Sequence[LoginSession]:
-        statement = across_tenants(LoginSession).where(LoginSession.expires_at <= now)
+    async def ended_sessions(
+        self, now: datetime, seen_after: datetime, limit: int
+    ) -> Sequence[LoginSession]:
+        is_over = or_(LoginSession.expires_at <= now, LoginSession.last_seen_at <= seen_after)
+        statement = across_tenants(LoginSession).where(is_over)
         return (await self._session.scalars(statement.limit(limit))).all()

@@ -139,7 +139,7 @@ class PeopleService:
         *,
         revision: int | None = None,
     ) -> Person:
-        """Name, role or state; who is disabled is logged out."""
+        """Name, role or state; who is disabled, or gets another role, is logged out."""
         async with changing(self._database, by, self._clock) as session:
             person = await _found(session, by, tenant_id, person_id)
             check_role(by, person.role, tenant_id)
@@ -148,9 +148,10 @@ class PeopleService:
                 check_role(by, str(values["role"]), tenant_id)
             _check_state(person, values)
             await self._keep_an_owner(session, by, person, values)
+            is_moved = values.get("role", person.role) != person.role
             for name, value in values.items():
                 setattr(person, name, value)
-            if person.state == "disabled":
+            if is_moved or person.state == "disabled":
                 await _log_out(session, person)
         return person
 

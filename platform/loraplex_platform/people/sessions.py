@@ -5,6 +5,8 @@ import hmac
 import secrets as random
 from datetime import timedelta
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.auth.throttle import Throttle
 from loraplex_platform.db.database import Database
@@ -15,10 +17,12 @@ from loraplex_platform.kit.principal import Actor
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.people.models import LoginSession, Person
 from loraplex_platform.people.passwords import Passwords
-from loraplex_platform.people.repository import PeopleRepository
+from loraplex_platform.people.repository import Opened, PeopleRepository
 from loraplex_platform.people.schemas import Visitor, administrator_of, email_of
 
 SESSION_LIVES = timedelta(hours=12)
+IDLE_LIVES = timedelta(minutes=30)
+SEEN_EVERY = timedelta(minutes=1)  # how often a session that is used is written
 PROVIDER = Actor("system", "oidc")
 FORM_LABEL = "loraplex session forms"
 
@@ -81,6 +85,7 @@ class SessionService:
             digest=_digest(token),
             address=address,
             created_at=now,
+            last_seen_at=now,
             expires_at=now + SESSION_LIVES,
         )
         actor = administrator_of(person).at("", address).actor
@@ -92,12 +97,17 @@ class SessionService:
                 invited.state = "active"
         return token
 
-    async def visitor(self, token: str) -> Visitor | None:
-        """Who holds this token; None when it is unknown, over, or its person is disabled."""
+    async def visitor(self, token: str, *, is_at_work: bool = True) -> Visitor | None:
+        """Who holds this token; None when it is unknown, over, or its person is disabled.
+
+        A page that refreshes itself is no sign of somebody at work, and keeps no session alive.
+        """
         async with self._database.reading() as session:
-            opened = await PeopleRepository(session).opened(_digest(token), self._clock.now())
+            opened = await self._opened(session, token)
         if opened is None or opened.person.state != "active":
             return None
+        if is_at_work and opened.session.last_seen_at <= self._clock.now() - SEEN_EVERY:
+            await self._see(opened.session)
         return Visitor(opened.person, opened.session.id, administrator_of(opened.person))
 
     async def close(self, token: str) -> None:
@@ -107,7 +117,7 @@ class SessionService:
             return
         async with changing(self._database, visitor.administrator.actor, self._clock) as session:
             people = PeopleRepository(session)
-            opened = await people.opened(_digest(token), self._clock.now())
+            opened = await self._opened(session, token)
             if opened is not None:
                 await people.remove(opened.session)
 
@@ -116,10 +126,11 @@ class SessionService:
         actor = Actor("system", "sweeper")
         async with changing(self._database, actor, self._clock) as session:
             people = PeopleRepository(session)
-            expired = await people.expired_sessions(self._clock.now(), limit)
-            for opened in expired:
+            now = self._clock.now()
+            ended = await people.ended_sessions(now, now - IDLE_LIVES, limit)
+            for opened in ended:
                 await people.remove(opened)
-        return len(expired)
+        return len(ended)
 
     def form_token(self, session_id: str) -> str:
         """What every form of this session carries, so that no other site can send one."""
@@ -128,6 +139,14 @@ class SessionService:
 
     def is_form_token(self, session_id: str, presented: str) -> bool:
         return hmac.compare_digest(self.form_token(session_id).encode(), presented.encode())
+
+    async def _opened(self, session: AsyncSession, token: str) -> Opened | None:
+        now = self._clock.now()
+        return await PeopleRepository(session).opened(_digest(token), now, now - IDLE_LIVES)
+
+    async def _see(self, opened: LoginSession) -> None:
+        async with self._database.unit_of_work() as session:
+            await PeopleRepository(session).see(opened, self._clock.now())
 
 
 def _digest(token: str) -> str:

@@ -28,6 +28,10 @@ class Tenant(TenantOwned, Audited, Revised, Base):
     """A customer of the platform, with its standing in the scheduler."""
 
     __tablename__ = "tenant"
+    __table_args__ = (
+        Index("ix_tenant_state_id", "state", "id"),
+        Index("ix_tenant_plan_id_id", "plan_id", "id"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)

@@ -43,8 +43,10 @@ class ProjectService:
         self, by: Administrator, tenant_id: str, *, after: str | None = None, limit: int = 20
     ) -> Sequence[Project]:
         async with self._database.reading(by) as session:
-            await found(session, by, tenant_id)
-            return await TenantRepository(session).projects(by, tenant_id, after, limit)
+            rows = await TenantRepository(session).projects(by, tenant_id, after, limit)
+            if not rows:  # past the end, or there is no such tenant
+                await found(session, by, tenant_id)
+            return rows
 
     async def find(self, by: Administrator, tenant_id: str, project_id: str) -> Project:
         async with self._database.reading(by) as session:

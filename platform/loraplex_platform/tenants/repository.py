@@ -1,10 +1,11 @@
 """Statements on tenants, projects, service accounts and plans."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
-from sqlalchemy import or_
+from sqlalchemy import Select, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.paging import page_after
@@ -13,6 +14,19 @@ from loraplex_platform.kit.principal import Administrator, Principal
 from loraplex_platform.tenants.models import Plan, Project, ServiceAccount, Tenant
 from loraplex_platform.tenants.schemas import Standing, standing_of
 
+ORDERS = ("since", "-since", "name", "-name")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFilter:
+    """Which tenants to show; None does not filter."""
+
+    like: str = ""  # how the name begins, or the id
+    state: str | None = None
+    plan_id: str | None = None
+
+
+ALL = TenantFilter()
 Row = TypeVar("Row", Tenant, Project, ServiceAccount, Plan)
 
 
@@ -38,6 +52,11 @@ class TenantRepository:
         """Until the transaction ends nobody else locks it."""
         statement = across_tenants(Tenant).where(Tenant.id == tenant_id)
         return (await self._session.scalars(statement.with_for_update())).one()
+
+    async def own_plan(self, principal: Principal) -> Plan | None:
+        """The plan that the principal's tenant is on."""
+        own = for_tenant(principal, Tenant).join(Plan, Plan.id == Tenant.plan_id)
+        return await self._session.scalar(own.with_only_columns(Plan))
 
     async def named(self, name: str) -> Tenant | None:
         return await self._session.scalar(across_tenants(Tenant).where(Tenant.name == name))
@@ -65,14 +84,25 @@ class TenantRepository:
         return await self._session.scalar(visible_to(by, Tenant).where(Tenant.id == tenant_id))
 
     async def page(
-        self, by: Administrator, after: str | None, limit: int, *, like: str = ""
+        self,
+        by: Administrator,
+        after: str | None,
+        limit: int,
+        *,
+        wanted: TenantFilter = ALL,
+        order: str = ORDERS[0],
     ) -> Sequence[Tenant]:
-        """Those whose name begins with `like`, or whose id it is."""
-        seen = visible_to(by, Tenant)
-        if like:
-            begins = Tenant.name.startswith(like, autoescape=True)
-            seen = seen.where(or_(begins, Tenant.id == like))
-        return (await self._session.scalars(page_after(seen, Tenant.id, after, limit))).all()
+        """From the tenant with the id `after` on, in one of ORDERS."""
+        column = Tenant.name if order.endswith("name") else Tenant.id
+        place: str | None = after
+        if after is not None and column is Tenant.name:
+            last = await self.find(by, after)
+            place = None if last is None else last.name
+        seen = page_after(
+            _filtered(visible_to(by, Tenant), wanted), column, place, limit,
+            is_descending=order.startswith("-"),
+        )  # fmt: skip
+        return (await self._session.scalars(seen)).all()
 
     async def names(self, by: Administrator, tenant_ids: Collection[str]) -> dict[str, str]:
         """By id, of those that are seen."""
@@ -143,3 +173,14 @@ class TenantRepository:
         """By id."""
         statement = across_tenants(Project).where(Project.tenant_id == tenant_id)
         return {project.id: project.name for project in await self._session.scalars(statement)}
+
+
+def _filtered(statement: Select[Tenant], wanted: TenantFilter) -> Select[Tenant]:
+    if wanted.like:
+        begins = Tenant.name.startswith(wanted.like, autoescape=True)
+        statement = statement.where(or_(begins, Tenant.id == wanted.like))
+    if wanted.state is not None:
+        statement = statement.where(Tenant.state == wanted.state)
+    if wanted.plan_id is not None:
+        statement = statement.where(Tenant.plan_id == wanted.plan_id)
+    return statement

@@ -15,7 +15,7 @@ from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.kit.revisions import check_revision
 from loraplex_platform.tenants.models import Project, Tenant
-from loraplex_platform.tenants.repository import TenantRepository
+from loraplex_platform.tenants.repository import ALL, ORDERS, TenantFilter, TenantRepository
 from loraplex_platform.tenants.schemas import (
     NEXT_STATES,
     Standing,
@@ -66,11 +66,17 @@ class TenantService:
             return await TenantRepository(session).all()
 
     async def page(
-        self, by: Administrator, *, after: str | None = None, limit: int = 20, like: str = ""
+        self,
+        by: Administrator,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        wanted: TenantFilter = ALL,
+        order: str = ORDERS[0],
     ) -> Sequence[Tenant]:
-        """Those whose name begins with `like`, or whose id it is."""
         async with self._database.reading(by) as session:
-            return await TenantRepository(session).page(by, after, limit, like=like)
+            tenants = TenantRepository(session)
+            return await tenants.page(by, after, limit, wanted=wanted, order=order)
 
     async def names(self, by: Administrator, tenant_ids: Collection[str]) -> dict[str, str]:
         """By id, of those that are seen."""

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import Base, TenantOwned
+from loraplex_platform.db.base import SECRET, Audited, Base, TenantOwned
 
 
 class PriceBookRow(TenantOwned, Base):
@@ -51,7 +51,7 @@ class LedgerEntry(TenantOwned, Base):
     pico: Mapped[int] = mapped_column(BigInteger)  # debits are positive
 
 
-class CreditGrant(TenantOwned, Base):
+class CreditGrant(TenantOwned, Audited, Base):
     """Prepaid or given money; usage burns it before it is owed."""
 
     __tablename__ = "credit_grant"
@@ -67,7 +67,7 @@ class CreditGrant(TenantOwned, Base):
     created_at: Mapped[datetime]
 
 
-class BudgetRow(TenantOwned, Base):
+class BudgetRow(TenantOwned, Audited, Base):
     """At most (hard) or about (soft) this much in a calendar period of the tenant's zone."""
 
     __tablename__ = "budget"
@@ -89,7 +89,10 @@ class BudgetAlert(TenantOwned, Base):
     """A threshold that was crossed; once for each window."""
 
     __tablename__ = "budget_alert"
-    __table_args__ = (Index("ix_budget_alert_tenant_id", "tenant_id"),)
+    __table_args__ = (
+        Index("ix_budget_alert_tenant_id", "tenant_id"),
+        Index("ix_budget_alert_created_at", "created_at"),
+    )
 
     budget_id: Mapped[str] = mapped_column(ForeignKey("budget.id"), primary_key=True)
     window_start: Mapped[datetime] = mapped_column(primary_key=True)
@@ -98,7 +101,7 @@ class BudgetAlert(TenantOwned, Base):
     created_at: Mapped[datetime]
 
 
-class BillingProfile(TenantOwned, Base):
+class BillingProfile(TenantOwned, Audited, Base):
     """How a tenant is billed; without one the defaults of the table hold."""
 
     __tablename__ = "billing_profile"
@@ -112,7 +115,7 @@ class BillingProfile(TenantOwned, Base):
     payment_days: Mapped[int] = mapped_column(default=30)
 
 
-class InvoiceRow(TenantOwned, Base):
+class InvoiceRow(TenantOwned, Audited, Base):
     """A final document: only its payment and its being voided are told later."""
 
     __tablename__ = "invoice"
@@ -133,7 +136,7 @@ class InvoiceRow(TenantOwned, Base):
     period_start: Mapped[datetime]
     period_end: Mapped[datetime]
     total_cents: Mapped[int] = mapped_column(BigInteger)
-    document: Mapped[dict[str, Any]]
+    document: Mapped[dict[str, Any]] = mapped_column(info=SECRET)  # the audit log has its sha256
     sha256: Mapped[str]  # of the document's canonical JSON
     finalized_at: Mapped[datetime]
     due_at: Mapped[datetime]

@@ -53,7 +53,6 @@ class BillingRepository:
         taken: dict[str, int] = {}
         for use in await self._session.scalars(used):
             taken[use.grant_id] = taken.get(use.grant_id, 0) + use.pico
-        rows = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
         return [
             Grant(
                 row.id,
@@ -63,8 +62,13 @@ class BillingRepository:
                 row.expires_at,
                 row.created_at,
             )
-            for row in await self._session.scalars(rows.order_by(CreditGrant.created_at))
+            for row in await self.grant_rows(tenant_id)
         ]
+
+    async def grant_rows(self, tenant_id: str) -> Sequence[CreditGrant]:
+        """As they were given, oldest first."""
+        rows = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
+        return (await self._session.scalars(rows.order_by(CreditGrant.created_at))).all()
 
     async def invoice(self, invoice_id: str, tenant_id: str | None = None) -> InvoiceRow | None:
         statement = across_tenants(InvoiceRow).where(InvoiceRow.id == invoice_id)

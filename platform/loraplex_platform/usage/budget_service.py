@@ -8,12 +8,14 @@ from datetime import datetime
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.events.catalogue import BudgetEvent
 from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.usage.billing_models import BudgetAlert, BudgetRow
 from loraplex_platform.usage.books import prune_minutes
 from loraplex_platform.usage.budgets import Budget, BudgetRepository
@@ -46,12 +48,20 @@ class BudgetService:
         self._spending = spending
 
     async def set(
-        self, tenant_id: str, level: Level, subject: str, span: Span, pico: int, *, is_hard: bool
+        self,
+        tenant_id: str,
+        level: Level,
+        subject: str,
+        span: Span,
+        pico: int,
+        *,
+        is_hard: bool,
+        by: Administrator = COMMAND_LINE,
     ) -> None:
         """Set or replace the budget of a tenant, project or key for each day or month."""
         if pico < 0:
             raise InvalidRequest("a budget is not negative", param="amount")
-        async with self._database.unit_of_work() as session:
+        async with changing(self._database, by, self._clock) as session:
             budgets = BudgetRepository(session)
             row = await budgets.row(level, subject, span)
             if row is None:
@@ -66,8 +76,10 @@ class BudgetService:
             row.pico, row.is_hard = pico, is_hard
             await budgets.add(row)
 
-    async def remove(self, level: Level, subject: str, span: Span) -> None:
-        async with self._database.unit_of_work() as session:
+    async def remove(
+        self, level: Level, subject: str, span: Span, *, by: Administrator = COMMAND_LINE
+    ) -> None:
+        async with changing(self._database, by, self._clock) as session:
             budgets = BudgetRepository(session)
             row = await budgets.row(level, subject, span)
             if row is None:

@@ -1,15 +1,18 @@
 """Grants of prepaid or given usage, and how tenants are billed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sqlalchemy.exc import IntegrityError
 
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest
 from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.usage.billing_models import BillingProfile, CreditGrant
 from loraplex_platform.usage.billing_repository import BillingRepository
 from loraplex_platform.usage.charges import Charges
@@ -48,6 +51,7 @@ class CreditService:
         funding: Funding = "promotion",
         priority: int = 100,
         expires_at: datetime | None = None,
+        by: Administrator = COMMAND_LINE,
     ) -> CreditGrant:
         """Once for each key of the operator's choice."""
         now = self._clock.now()
@@ -76,12 +80,21 @@ class CreditService:
             credit="credit",
         )
         try:
-            async with self._database.unit_of_work() as session:
+            async with changing(self._database, by, self._clock) as session:
                 await BillingRepository(session).add_grant(row)
                 await LedgerRepository(session).post([source], now)
         except IntegrityError as error:
             raise Conflict(f"there is a grant {key!r} already", param="key") from error
         return row
+
+    async def grants(self, tenant_id: str) -> Sequence[CreditGrant]:
+        """Oldest first."""
+        async with self._database.reading() as session:
+            return await BillingRepository(session).grant_rows(tenant_id)
+
+    async def profile(self, tenant_id: str) -> BillingProfile:
+        async with self._database.reading() as session:
+            return await BillingRepository(session).profile(tenant_id)
 
     async def balance(self, tenant_id: str) -> CreditBalance:
         now = self._clock.now()
@@ -95,7 +108,9 @@ class CreditService:
             sum(grant.pico for grant in grants), sum(burn(grants, charges).values())
         )
 
-    async def set_profile(self, profile: BillingProfile) -> None:
+    async def set_profile(
+        self, profile: BillingProfile, *, by: Administrator = COMMAND_LINE
+    ) -> None:
         """Zone, address, tax, minimum fee; a new zone holds from the next invoice on."""
         try:
             ZoneInfo(profile.zone)
@@ -103,7 +118,7 @@ class CreditService:
             raise InvalidRequest(f"no such time zone: {profile.zone!r}", param="zone") from error
         if min(profile.tax_basis_points, profile.minimum_fee_cents, profile.payment_days) < 0:
             raise InvalidRequest("tax, fee and days are not negative")
-        async with self._database.unit_of_work() as session:
+        async with changing(self._database, by, self._clock) as session:
             billing = BillingRepository(session)
             known = await billing.profile(profile.tenant_id)
             if known.zone != profile.zone and await billing.standing(profile.tenant_id):

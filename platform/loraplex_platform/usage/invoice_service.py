@@ -9,12 +9,14 @@ from zoneinfo import ZoneInfo
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.events.catalogue import InvoiceEvent
 from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.tenants.models import Tenant
 from loraplex_platform.usage.billing_models import BillingProfile, InvoiceRow
 from loraplex_platform.usage.billing_repository import BillingRepository
@@ -68,31 +70,33 @@ class InvoiceService:
             draft, profile = await self._draft(session, tenant.id, month)
         return self._head(tenant, profile, "Invoice") | body_of(draft, profile.zone)
 
-    async def finalize(self, tenant: Tenant, month: Month) -> InvoiceRow:
+    async def finalize(
+        self, tenant: Tenant, month: Month, *, by: Administrator = COMMAND_LINE
+    ) -> InvoiceRow:
         """Give the draft a number; from then on it does not change."""
         for attempt in range(ATTEMPTS):
             try:
-                async with self._database.unit_of_work() as session:
+                async with changing(self._database, by, self._clock) as session:
                     return await self._finalize(session, tenant, month)
             except IntegrityError as error:
                 if attempt == ATTEMPTS - 1:
                     raise Conflict("other invoices are made at this moment") from error
         raise AssertionError("the last attempt returns or raises")
 
-    async def pay(self, invoice_id: str) -> InvoiceRow:
+    async def pay(self, invoice_id: str, *, by: Administrator = COMMAND_LINE) -> InvoiceRow:
         """The money is there; a second time changes nothing."""
         now = self._clock.now()
-        async with self._database.unit_of_work() as session:
+        async with changing(self._database, by, self._clock) as session:
             row = await _standing(BillingRepository(session), invoice_id)
             if row.paid_at is None:
                 row.paid_at = now
                 await LedgerRepository(session).post([payment(row, now)], now)
         return row
 
-    async def void(self, invoice_id: str) -> InvoiceRow:
+    async def void(self, invoice_id: str, *, by: Administrator = COMMAND_LINE) -> InvoiceRow:
         """A credit note takes everything back: what was used can be invoiced again."""
         now = self._clock.now()
-        async with self._database.unit_of_work() as session:
+        async with changing(self._database, by, self._clock) as session:
             billing = BillingRepository(session)
             row = await _standing(billing, invoice_id)
             if row.paid_at is not None:

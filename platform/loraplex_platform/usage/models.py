@@ -73,6 +73,7 @@ class UsageQuarter(UsageSums, TenantOwned, Base):
     """Quarter hours: hours, days and months of every zone are sums of them."""
 
     __tablename__ = "usage_quarter"
+    __table_args__ = (Index("ix_usage_quarter_bucket", "bucket"),)
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
 
@@ -81,6 +82,7 @@ class UsageMinute(UsageSums, TenantOwned, Base):
     """Minutes, kept for two days."""
 
     __tablename__ = "usage_minute"
+    __table_args__ = (Index("ix_usage_minute_bucket", "bucket"),)
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
 
@@ -89,6 +91,7 @@ class LatencyMinute(TenantOwned, Base):
     """How many requests of a minute took about this long; kept for two days."""
 
     __tablename__ = "latency_minute"
+    __table_args__ = (Index("ix_latency_minute_bucket", "bucket"),)
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
     bucket: Mapped[datetime] = mapped_column(primary_key=True)

@@ -37,6 +37,11 @@ class WebhookRepository:
         own = visible_to(by, Webhook).where(Webhook.tenant_id == tenant_id)
         return (await self._session.scalars(page_after(own, Webhook.id, after, limit))).all()
 
+    async def seen(self, by: Administrator, after: str | None, limit: int) -> Sequence[Webhook]:
+        """Of every tenant that the administrator sees."""
+        statement = page_after(visible_to(by, Webhook), Webhook.id, after, limit)
+        return (await self._session.scalars(statement)).all()
+
     async def of_tenant(self, tenant_id: str) -> Sequence[Webhook]:
         statement = across_tenants(Webhook).where(Webhook.tenant_id == tenant_id)
         return (await self._session.scalars(statement)).all()
@@ -76,3 +81,14 @@ class WebhookRepository:
             Delivery.tenant_id == webhook.tenant_id, Delivery.webhook_id == webhook.id
         )
         return (await self._session.scalars(page_after(own, Delivery.id, after, limit))).all()
+
+    async def latest(
+        self, by: Administrator, webhook: Webhook, before: str | None, limit: int
+    ) -> Sequence[Delivery]:
+        """Newest first."""
+        own = visible_to(by, Delivery).where(
+            Delivery.tenant_id == webhook.tenant_id, Delivery.webhook_id == webhook.id
+        )
+        if before is not None:
+            own = own.where(Delivery.id < before)
+        return (await self._session.scalars(own.order_by(Delivery.id.desc()).limit(limit))).all()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.audit.trail import changing
+from loraplex_platform.audit.trail import changing, note
 from loraplex_platform.db.database import Database
 from loraplex_platform.events.catalogue import WebhookTest
 from loraplex_platform.events.models import Delivery, Webhook
@@ -64,6 +64,13 @@ class WebhookService:
             await found(session, by, tenant_id)
             return await WebhookRepository(session).page(by, tenant_id, after, limit)
 
+    async def seen(
+        self, by: Administrator, *, after: str | None = None, limit: int = 20
+    ) -> Sequence[Webhook]:
+        """Of every tenant that the administrator sees."""
+        async with self._database.reading(by) as session:
+            return await WebhookRepository(session).seen(by, after, limit)
+
     async def find(self, by: Administrator, tenant_id: str, webhook_id: str) -> Webhook:
         async with self._database.reading(by) as session:
             return await _found(session, by, tenant_id, webhook_id)
@@ -100,6 +107,22 @@ class WebhookService:
                 webhook, "webhook.test", WebhookTest(webhook.id), self._clock.now()
             )
             await WebhookRepository(session).add(delivery)
+            note(session, webhook, "tested", by.actor, self._clock)
+        return delivery
+
+    async def replay(
+        self, by: Administrator, tenant_id: str, webhook_id: str, delivery_id: str
+    ) -> Delivery:
+        """Post it once more, under the id it had: a receiver that knows it drops it."""
+        async with self._database.unit_of_work(by) as session:
+            webhook = await _found(session, by, tenant_id, webhook_id)
+            delivery = await WebhookRepository(session).delivery(delivery_id)
+            if delivery is None or delivery.webhook_id != webhook.id:
+                raise NotFound(f"there is no delivery {delivery_id!r}", param="delivery_id")
+            delivery.attempts, delivery.delivered_at = 0, None
+            delivery.next_attempt_at = self._clock.now()
+            sent = {"value": delivery_id}
+            note(session, webhook, "replayed", by.actor, self._clock, sent)
         return delivery
 
     async def deliveries(
@@ -114,6 +137,20 @@ class WebhookService:
         async with self._database.reading(by) as session:
             webhook = await _found(session, by, tenant_id, webhook_id)
             return await WebhookRepository(session).deliveries(by, webhook, after, limit)
+
+    async def log(
+        self,
+        by: Administrator,
+        tenant_id: str,
+        webhook_id: str,
+        *,
+        before: str | None = None,
+        limit: int = 20,
+    ) -> Sequence[Delivery]:
+        """Newest first."""
+        async with self._database.reading(by) as session:
+            webhook = await _found(session, by, tenant_id, webhook_id)
+            return await WebhookRepository(session).latest(by, webhook, before, limit)
 
     def _check(self, url: str) -> None:
         try:

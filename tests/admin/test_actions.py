@@ -1,0 +1,267 @@
+"""What the console's forms do to plans, webhooks, adapters, batches and bills, and who did it."""
+
+import asyncio
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.admin.test_pages import SECRET, change_of
+from tests.console_places import Places, furnish
+from tests.console_stand import Browser, ConsoleStand
+from tests.platform_stand import Seeded, add_adapter
+from tests.usage_stand import facts, post
+
+from loraplex_adapters.report import LoadReport
+from loraplex_platform.audit.trail import changing
+from loraplex_platform.auth.service import KeyService
+from loraplex_platform.catalogue.publishing import publish
+from loraplex_platform.catalogue.service import CatalogueService
+from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.principal import COMMAND_LINE, Principal
+
+ROW = re.compile(r"<tr>.*?</tr>", re.S)
+
+
+@pytest.fixture
+async def owner(stand: ConsoleStand) -> Browser:
+    return await stand.signed_in()
+
+
+@pytest.fixture
+async def places(stand: ConsoleStand, keys: Seeded) -> Places:
+    return await furnish(stand, keys.acme.split("_")[1])
+
+
+def place_of(location: str) -> str:
+    """A redirect's path inside the console."""
+    return location.removeprefix("/admin").partition("?")[0]
+
+
+def first_cells(page: str) -> list[str]:
+    """The text of each row's heading."""
+    cells = re.findall(r'<th scope="row"[^>]*>(.*?)</th>', page, re.S)
+    return [re.sub(r"<[^>]+>", "", cell).strip() for cell in cells]
+
+
+async def test_plan_is_made_changed_given_to_a_tenant_and_removed(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    form = {"name": "gold", "weight": "3", "max_tier": "interactive", "requests_per_minute": "60"}
+    made = await owner.post("/settings/plans", **form)
+    path = place_of(made.headers["location"])
+    plan_id = path.rpartition("/")[2]
+    review = await owner.post(path, **form | {"requests_per_minute": "90", "revision": "1"})
+    assert re.search(r"Requests per minute.*>60<.*<strong>90<", review.text, re.S)
+    await owner.done(path, **form | {"requests_per_minute": "90", "revision": "1"})
+    stale = await owner.post(path, **form, revision="1", confirmed="yes")
+    assert stale.status_code == 412
+    tenant = f"/tenants/{stand.acme}"
+    given = await owner.post(f"{tenant}/settings", plan_id=plan_id, revision="1")
+    assert "<strong>gold</strong>" in given.text  # by its name, not its id
+    await owner.done(f"{tenant}/settings", plan_id=plan_id, revision="1")
+    limits = (await owner.get(f"{tenant}/limits")).text
+    assert re.search(r'class="number">90<.*?>plan<', limits, re.S)
+    assert "acme" in (await owner.get(f"/tenants?plan_id={plan_id}")).text
+    assert (await owner.done(f"{path}/remove")).status_code == 409  # somebody is on it
+    await owner.done(f"{tenant}/settings", revision="2")
+    assert (await owner.done(f"{path}/remove")).status_code == 303
+    assert "owner@platform" in await change_of(owner, "plan deleted")
+
+
+async def test_webhook_is_made_tested_replayed_switched_off_and_removed(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    form = {"url": "https://example.com/hook", "events": "batch.completed, webhook.test"}
+    made = await owner.post(f"/tenants/{stand.acme}/webhooks", **form)
+    [secret] = SECRET.findall(made.text)
+    assert secret.startswith("whsec_")
+    [path] = re.findall(r'class="button" href="/admin([^"]+)"', made.text)
+    assert (await owner.post(f"{path}/test")).status_code == 303
+    page = (await owner.get(path)).text
+    [replay] = re.findall(r'action="/admin([^"]+/replay)"', page)
+    assert "webhook.test" in page
+    assert secret not in page
+    assert (await owner.post(replay)).status_code == 303
+    assert "owner@platform" in await change_of(owner, "webhook replayed")
+    await owner.done(path, action="off")
+    assert ">off<" in (await owner.get("/settings/webhooks")).text
+    await owner.done(path, action="remove")
+    assert (await owner.get(path)).status_code == 404
+    for url in ("ftp://example.com", "https://a b", "https://user:pw@example.com/", "x"):
+        refused = await owner.post(f"/tenants/{stand.acme}/webhooks", url=url)
+        assert refused.status_code == 400, url
+
+
+async def test_adapter_gets_a_canary_a_new_version_and_goes_back(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    catalogue: CatalogueService = stand.app.state.adapters.catalogue
+    await publish_second(stand)
+    path = f"/tenants/{stand.acme}/adapters/support"
+
+    async def answers() -> tuple[int, int | None, bool]:
+        entry = await catalogue.get(Principal(stand.acme, "", ""), "support")
+        return entry.name.current, entry.name.canary, entry.name.is_enabled
+
+    await owner.done(path, action="canary", number="2", percent="10")
+    assert await answers() == (1, 2, True)
+    await owner.done(path, action="rollback")
+    assert await answers() == (1, None, True)
+    await owner.done(path, action="point", number="2")
+    assert await answers() == (2, None, True)
+    await owner.done(path, action="rollback")
+    await owner.done(path, action="disable")
+    assert await answers() == (1, None, False)
+    for form in ({"action": "canary", "number": "2", "percent": "101"}, {"action": "x"}):
+        assert (await owner.post(path, **form)).status_code == 400
+    assert "is_enabled: " in await change_of(owner, "adapter name updated")
+    page = (await owner.get(f"{path}?version=2")).text
+    assert "Load report of version 2" in page
+
+
+async def publish_second(stand: ConsoleStand) -> None:
+    """A second version of acme's `support`, which nobody is sent to."""
+    report = LoadReport(None, rank=16, num_bytes=2, modules=(), unadapted=(), warnings=())
+    clock = SystemClock()
+    async with changing(stand.app.state.database, COMMAND_LINE.actor, clock) as session:
+        await publish(
+            session, Principal(stand.acme, "", ""), "support", "second", report,
+            now=clock.now(), activate=False,
+        )  # fmt: skip
+
+
+async def test_batch_is_paused_and_goes_on(owner: Browser, places: Places) -> None:
+    path = f"/batches/{places['batch_id']}"
+    assert "Resume…" in (await owner.get(path)).text
+    await owner.done(path, action="resume")
+    assert "Pause…" in (await owner.get(path)).text
+    await owner.done(path, action="pause")
+    assert "owner@platform" in await change_of(owner, "batch paused")
+    assert "10 / 40" in (await owner.get("/batches?tenant_id=acme")).text
+
+
+async def test_budget_and_credit_are_set_after_a_look(stand: ConsoleStand, owner: Browser) -> None:
+    path = f"/tenants/{stand.acme}/bills"
+    await owner.done(f"{path}/budgets", span="month", amount="25.50", kind="hard")
+    page = (await owner.get(path)).text
+    assert "$25.50" in page
+    assert "$25.50" in (await owner.get(f"/tenants/{stand.acme}/limits")).text  # it binds
+    review = await owner.post(f"{path}/budgets", span="month", amount="", kind="hard")
+    assert "$25.50, hard" in review.text
+    await owner.done(f"{path}/budgets", span="month", amount="", kind="hard")
+    assert "No budget" in (await owner.get(path)).text
+    grant = {"amount": "10", "key": "welcome", "funding": "promotion", "expires": "30"}
+    await owner.done(f"{path}/credits", **grant)
+    assert "$10.00" in (await owner.get(path)).text
+    for amount in ("-1", "x", "1e400", "0.0000000000001"):
+        refused = await owner.post(f"{path}/credits", **grant | {"amount": amount})
+        assert refused.status_code == 400, amount
+    assert "owner@platform" in await change_of(owner, "credit grant created")
+
+
+async def test_month_becomes_an_invoice_that_is_paid_and_another_void(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    first = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    used_at = first - timedelta(days=3)
+    events = [facts(stand.acme, started_at=used_at, prompt_tokens=10**7, cached_tokens=0)]
+    await post(stand.app.state.database, events)
+    path, month = f"/tenants/{stand.acme}/bills", f"{used_at:%Y-%m}"
+    draft = (await owner.get(f"{path}/drafts/{month}")).text
+    assert "Input tokens" in draft
+    made = await owner.done(f"{path}/invoices", month=month)
+    if datetime.now(UTC) < first + timedelta(hours=1):
+        assert made.status_code == 400  # the month's last requests may still come in
+        return
+    invoice = place_of(made.headers["location"])
+    await owner.done(invoice, state="void")
+    made = await owner.done(f"{path}/invoices", month=month)
+    invoice = place_of(made.headers["location"])
+    await owner.done(invoice, state="paid")
+    assert ">paid<" in (await owner.get(invoice)).text
+    document = await owner.get(f"{invoice}/document.json")
+    assert document.json()["number"] == "INV-000003"  # a credit note lies between
+    assert "owner@platform" in await change_of(owner, "invoice created")
+
+
+async def test_role_is_changed_after_a_look_and_ends_the_sessions(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    viewer = await stand.signed_in("viewer")
+    assert (await viewer.get("/")).status_code == 200
+    settings = (await owner.get("/settings")).text
+    row = next(row for row in ROW.findall(settings) if "viewer@platform" in row)
+    [person] = set(re.findall(r"/people/(per_\w+)", row))
+    review = await owner.post(f"/people/{person}", action="role", role="operator")
+    assert "operator, signed out everywhere" in review.text
+    await owner.done(f"/people/{person}", action="role", role="operator")
+    assert (await viewer.get("/")).status_code == 303
+    assert "role: " in await change_of(owner, "person updated")
+
+
+async def test_key_form_that_is_sent_twice_makes_one_key(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    keys: KeyService = stand.app.state.keys
+    path = f"/tenants/{stand.acme}/projects/{stand.project}/keys"
+    form = {"name": "ci", "expires": "90", "scope": "inference", "once": "form_1"}
+    await owner.token()
+    before = len(await keys.of_tenant(stand.acme))
+    answers = await asyncio.gather(*(owner.post(path, **form) for _ in range(3)))
+    answers.append(await owner.post(path, **form))  # a reload
+    assert len({SECRET.findall(answer.text)[0] for answer in answers}) == 1
+    assert len(await keys.of_tenant(stand.acme)) == before + 1
+    another = await owner.post(path, **form | {"once": "form_2"})
+    assert SECRET.findall(another.text) != SECRET.findall(answers[0].text)
+
+
+async def test_form_that_failed_may_be_sent_again(stand: ConsoleStand, owner: Browser) -> None:
+    form = {"name": "Not A Name", "once": "form_1"}
+    for _ in range(2):
+        assert (await owner.post("/tenants", **form)).status_code == 400
+    assert (await owner.post("/tenants", **form | {"name": "initech"})).status_code == 303
+
+
+async def test_answer_to_a_form_belongs_to_its_session(stand: ConsoleStand, owner: Browser) -> None:
+    path = f"/tenants/{stand.acme}/projects/{stand.project}/keys"
+    form = {"name": "ci", "expires": "90", "scope": "inference", "once": "form_1"}
+    theirs = await stand.signed_in("tenant_admin", "acme")
+    [mine] = SECRET.findall((await owner.post(path, **form)).text)
+    [other] = SECRET.findall((await theirs.post(path, **form)).text)
+    assert mine != other
+
+
+async def test_tables_are_sorted_and_filtered_by_their_address(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    for name in ("zeta", "beta"):
+        await owner.post("/tenants", name=name)
+    assert first_cells((await owner.get("/tenants?sort=name")).text) == sorted(
+        ["acme", "globex", "zeta", "beta"]
+    )
+    page = (await owner.get("/tenants?sort=-name")).text
+    assert first_cells(page)[0] == "zeta"
+    assert 'aria-sort="descending"' in page
+    assert first_cells((await owner.get("/tenants?sort=nonsense")).text)[0] == "acme"
+    assert first_cells((await owner.get("/tenants?state=suspended")).text) == []
+    await add_adapter(stand.app.state.database, stand.acme, "zebra", version="z")
+    adapters = (await owner.get(f"/tenants/{stand.acme}/adapters?sort=-name")).text
+    assert first_cells(adapters)[0] == "zebra"
+
+
+async def test_sorted_tenants_are_walked_page_by_page(stand: ConsoleStand, owner: Browser) -> None:
+    for number in range(60):
+        await stand.app.state.tenants.create(f"t{(number * 37) % 60:02}")
+    for order in ("name", "-name", "since", "-since"):
+        path, seen = f"/tenants?sort={order}", []
+        while path:
+            page = (await owner.get(path)).text
+            seen += first_cells(page)
+            [*_, following] = [
+                "",
+                *re.findall(r'href="/admin(/tenants\?[^"]*after=[^"]+)">Next', page),
+            ]
+            path = following.replace("&amp;", "&")
+        assert len(seen) == len(set(seen)) == 62, order
+        if order.endswith("name"):
+            assert seen == sorted(seen, reverse=order.startswith("-"))

@@ -1,0 +1,186 @@
+"""Every page and every form of the console in a real Chromium, in every guise."""
+
+import re
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from playwright.async_api import Page as Tab
+from tests.admin.test_browser import Chromium, browsing
+from tests.admin.test_escaping import ATTACKS
+from tests.admin.test_pages import asked
+from tests.console_places import LOOKED_AT, Places, furnish, path_of
+from tests.console_stand import ConsoleStand
+from tests.platform_stand import Seeded
+
+from loraplex_admin.app import PAGES
+from loraplex_admin.visit import Page
+
+pytestmark = pytest.mark.slow
+VENDOR = Path(__file__).parents[1] / "vendor"
+AXE = (VENDOR / "axe.min.js").read_text()
+SHOWN = [page for page in LOOKED_AT if page.path != "/live"]  # a part
+FORMS = [page for page in PAGES if page.method == "POST" and page.permission is not None]
+JUDGED = ((1280, "light"), (375, "dark"))  # by axe, which takes a second a page
+MOST_SHIFT = 0.01
+NOTE_SHIFTS = """window.shift = 0; new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value;
+}).observe({type: "layout-shift", buffered: true});"""
+TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+WIDER = "document.documentElement.scrollWidth > innerWidth"
+
+
+@pytest.fixture
+async def chromium(app: FastAPI) -> AsyncIterator[Chromium]:
+    async with browsing(app) as chromium:
+        yield chromium
+
+
+@pytest.fixture
+async def places(stand: ConsoleStand, keys: Seeded) -> Places:
+    places = await furnish(stand, keys.acme.split("_")[1])
+    await asked(stand, keys.acme, 2)
+    return places
+
+
+def test_axe_is_as_it_was_published() -> None:
+    lines = (VENDOR / "SHA256SUMS").read_text().splitlines()
+    for digest, name in (line.split() for line in lines):
+        assert sha256((VENDOR / name).read_bytes()).hexdigest() == digest, name
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (375, "light"), (375, "dark")]
+)
+async def test_every_page_is_quiet_steady_narrow_and_clean_for_axe(
+    stand: ConsoleStand, chromium: Chromium, places: Places, width: int, scheme: str
+) -> None:
+    viewport, faults = {"width": width, "height": 800}, []
+    async with chromium.page(
+        stand.sessions["owner@platform"], viewport=viewport, color_scheme=scheme
+    ) as tab:
+        await tab.add_init_script(NOTE_SHIFTS)
+        for page in SHOWN:
+            await tab.goto(f"{chromium.base_url}/admin{path_of(page, places)}")
+            await tab.evaluate(TWO_FRAMES)
+            shift = await tab.evaluate("window.shift")
+            if shift > MOST_SHIFT:
+                faults.append((page.path, "shifts", shift))
+            if await tab.evaluate(WIDER):
+                faults.append((page.path, "is wider than the window", width))
+            if (width, scheme) in JUDGED:
+                faults += [(page.path, *fault) for fault in await axe_faults(tab)]
+    assert faults == []
+
+
+async def axe_faults(tab: Tab) -> list[tuple[str, str]]:
+    await tab.evaluate(AXE)
+    found = await tab.evaluate("axe.run()")
+    return [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found["violations"]]
+
+
+async def test_every_page_shows_without_javascript(
+    stand: ConsoleStand, chromium: Chromium, places: Places
+) -> None:
+    token = stand.sessions["owner@platform"]
+    async with chromium.page(token, java_script_enabled=False) as tab:
+        for page in SHOWN:
+            answer = await tab.goto(f"{chromium.base_url}/admin{path_of(page, places)}")
+            assert answer is not None
+            assert answer.status == 200, page.path
+            assert await tab.get_by_role("main").inner_text(), page.path
+
+
+@pytest.mark.parametrize("attack", ["markup", "direction", "long"])
+async def test_attack_runs_nothing_and_breaks_no_page(
+    stand: ConsoleStand, chromium: Chromium, keys: Seeded, attack: str
+) -> None:
+    places = await furnish(stand, keys.acme.split("_")[1], ATTACKS[attack])
+    opened: list[str] = []
+    viewport = {"width": 375, "height": 800}
+    async with chromium.page(stand.sessions["owner@platform"], viewport=viewport) as tab:
+        tab.on("dialog", lambda dialog: opened.append(dialog.message))
+        for page in SHOWN:
+            await tab.goto(f"{chromium.base_url}/admin{path_of(page, places)}")
+            assert not await tab.evaluate(WIDER), page.path
+    assert opened == []
+
+
+async def test_every_form_does_what_it_says(
+    stand: ConsoleStand, chromium: Chromium, places: Places
+) -> None:
+    """Each button of each form of each page is pressed, and each confirmation confirmed."""
+    sent: set[str] = set()
+    async with chromium.page(stand.sessions["owner@platform"]) as tab:
+        tab.on("request", lambda request: sent.add(request.url) if request.method == "POST" else 0)
+        for page in sorted(SHOWN, key=lambda page: -len(page.path)):  # the inner ones first
+            url = f"{chromium.base_url}/admin{path_of(page, places)}"
+            async for button in buttons_of(tab, url):
+                await press(tab, *button)
+    done = [page.path for page in FORMS if any(pattern_of(page).search(url) for url in sent)]
+    missing = {page.path for page in FORMS} - set(done) - {"/sign-out"}
+    assert missing == set()
+
+
+def pattern_of(page: Page) -> re.Pattern[str]:
+    inside = re.sub(r"\\{[a-z_]+\\}", "[^/]+", re.escape(page.path.replace(":path}", "}")))
+    return re.compile(f"/admin{inside}$")
+
+
+RIGHTLY_REFUSED = ("tenants are on this plan", "keeps at least one owner")
+numbers = count(1)
+FORM = "main form[method=post]"
+MADE = {
+    "amount": "5",
+    "email": "made{n}@example.com",
+    "key": "ref-{n}",
+    "month": "2026-01",
+    "name": "made-{n}",
+    "percent": "10",
+    "url": "https://example.com/made",
+    "value": "77",
+    "weight": "3",
+}
+
+
+async def buttons_of(tab: Tab, url: str) -> AsyncIterator[tuple[int, int]]:
+    """Of the page as it is when each one's turn comes: form and button, by their places."""
+    place = 0
+    while True:
+        await tab.goto(url)
+        counts = await tab.evaluate(
+            f"[...document.querySelectorAll('{FORM}')].map(f => f.querySelectorAll('button').length)"
+        )
+        spots = [(form, button) for form, count in enumerate(counts) for button in range(count)]
+        if place >= len(spots):
+            return
+        yield spots[place]
+        place += 1
+
+
+async def press(tab: Tab, form_at: int, button_at: int) -> None:
+    form = tab.locator(FORM).nth(form_at)
+    if await form.locator("xpath=ancestor::tr[contains(., '(you)')]").count():
+        return  # who takes the own role away is signed out
+    await tab.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
+    for name, value in MADE.items():
+        field = form.locator(f"input[name={name}]:not([type=hidden])")
+        if await field.count():
+            await field.first.fill(value.format(n=next(numbers)))
+    async with tab.expect_navigation():
+        await form.locator("button").nth(button_at).click()
+    await is_well(tab)
+    confirm = tab.locator("form:has(input[name=confirmed]) button")
+    if await confirm.count():
+        async with tab.expect_navigation():
+            await confirm.click()
+        await is_well(tab)
+
+
+async def is_well(tab: Tab) -> None:
+    if "Error" in await tab.title():
+        said = await tab.get_by_role("main").inner_text()
+        assert any(reason in said for reason in RIGHTLY_REFUSED), (tab.url, said)

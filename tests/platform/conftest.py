@@ -160,6 +160,7 @@ async def make_app(
     yield make
     for app in made:
         await app.state.gate.close()
+        await app.state.database.news.close()
         await app.state.database.close()
 
 

@@ -14,7 +14,7 @@ import structlog
 from fastapi import FastAPI
 from starlette.requests import Request
 from tests.admin_stand import PROJECT, AdminStand, admin_stand
-from tests.platform_stand import BASE, Seeded, Served
+from tests.platform_stand import BASE, Seeded, Served, content_of
 
 from loraplex_platform.auth.keys import new_key
 from loraplex_platform.kit.principal import COMMAND_LINE
@@ -160,7 +160,10 @@ async def test_planted_secrets_and_prompts_are_nowhere(
         secrets, texts = await _a_busy_day(stand, served)
     await served.app.state.inference.tasks.drain()
     await served.app.state.authenticator.uses.flush()
-    haystack = logged.getvalue() + "".join(texts) + _files_in(tmp_path)
+    content = await content_of(served.app.state.database)
+    assert "planted" not in content
+    assert "a@b" in content, "the database is not the one that was used"
+    haystack = logged.getvalue() + "".join(texts) + _files_in(tmp_path) + content
     assert len(haystack) > 50_000
     assert [s for s in (*secrets, PROMPT) if s in haystack] == []
 

@@ -2,7 +2,7 @@
 
 import ast
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -19,6 +19,7 @@ from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.principal import Actor, Administrator, Principal
 from loraplex_platform.models import Base
+from loraplex_platform.supervision.doctor import Finding, examine_database
 from loraplex_platform.tenants.service import TenantService
 
 PACKAGE = Path(loraplex_platform.__file__).parent
@@ -114,6 +115,18 @@ def test_whoever_names_nobody_sees_nothing(database: Database, tenants: dict[str
                 " VALUES ('x', %s, 'x', now(), 1)",
                 [tenants["acme"]],
             )
+
+
+async def test_doctor_warns_of_a_role_that_no_policy_binds(
+    postgres: PostgresServer, database: Database, tmp_path: Path
+) -> None:
+    def finding_of(url: str) -> Awaitable[Finding]:
+        return examine_database(Settings(home=tmp_path, database_url=url))
+
+    name = database.url.rpartition("/")[2]
+    assert (await finding_of(database.url)).is_well
+    strange = await finding_of(postgres.url(name, user="postgres"))
+    assert "not bound by row-level security" in strange.observation
 
 
 def test_whoever_is_asked_for_names_them_to_the_database() -> None:

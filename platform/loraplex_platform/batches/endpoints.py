@@ -9,8 +9,9 @@ from loraplex_platform.batches.schemas import BatchObject, BatchQuery, CreateBat
 from loraplex_platform.batches.service import BatchService
 from loraplex_platform.kit.pagination import Page
 from loraplex_platform.kit.principal import Principal
+from loraplex_platform.rest.route import TENANT_ERRORS
 
-router = APIRouter(prefix="/v1/batches")
+router = APIRouter(prefix="/v1/batches", responses=TENANT_ERRORS)
 BatchesPrincipal = Annotated[Principal, Depends(principal_with("batches"))]
 
 

@@ -17,9 +17,9 @@ from loraplex_platform.catalogue.service import Entry
 from loraplex_platform.catalogue.upload import receive
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.kit.principal import Principal
-from loraplex_platform.rest.route import AdminRoute, Revision, claim, tag
+from loraplex_platform.rest.route import TENANT_ERRORS, AdminRoute, Revision, claim, tag
 
-router = APIRouter(prefix="/v1/adapters", route_class=AdminRoute)
+router = APIRouter(prefix="/v1/adapters", route_class=AdminRoute, responses=TENANT_ERRORS)
 Reader = Annotated[Principal, Depends(principal_with("adapters:read"))]
 Writer = Annotated[Principal, Depends(principal_with("adapters:write"))]
 MAX_PARTS = 8

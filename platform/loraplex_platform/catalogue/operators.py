@@ -11,9 +11,10 @@ from loraplex_platform.auth.dependencies import administrator_with
 from loraplex_platform.catalogue.endpoints import Desk
 from loraplex_platform.kit.errors import InvalidRequest, PermissionDenied
 from loraplex_platform.kit.principal import Administrator, Principal
+from loraplex_platform.rest.route import ERRORS
 from loraplex_platform.tenants.service import TenantService
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", responses=ERRORS)
 Staff = Annotated[Administrator, Depends(administrator_with("tenants", is_staff=True))]
 TenantName = Annotated[str | None, Query(max_length=64)]
 

@@ -26,6 +26,7 @@ from loraplex_platform.kit.principal import Administrator, Principal
 ROWS_OF = "rows_of"  # in a session's info: one tenant's id, or EVERY_TENANT
 EVERY_TENANT = "*"
 SEES = "SELECT set_config('loraplex.tenant_id', %s, true)"  # until the transaction ends
+MAY_BYPASS = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
 UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout)  # the database cannot be asked
 CONNECT_S = 3
 SQLITE_PRAGMAS = (
@@ -176,6 +177,15 @@ def open_sqlite(url: str, pool: Pool, *, for_all: bool = False) -> AsyncEngine:
     event.listen(engine.sync_engine, "connect", configure_sqlite)
     event.listen(engine.sync_engine, "begin", begin_sqlite)
     return engine
+
+
+async def is_bound_by_policies(session: AsyncSession) -> bool:
+    """Whether row-level security means this connection's role; SQLite has none that would not."""
+    if session.get_bind().dialect.name != "postgresql":
+        return True
+    connection = await session.connection()
+    rows = await connection.exec_driver_sql(MAY_BYPASS)
+    return not rows.scalar_one()
 
 
 def configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

@@ -18,8 +18,9 @@ from loraplex_platform.files.service import CHUNK_BYTES, FileService
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.pagination import Page
 from loraplex_platform.kit.principal import Principal
+from loraplex_platform.rest.route import TENANT_ERRORS
 
-router = APIRouter(prefix="/v1/files")
+router = APIRouter(prefix="/v1/files", responses=TENANT_ERRORS)
 FilesPrincipal = Annotated[Principal, Depends(principal_with("files"))]
 
 

@@ -22,8 +22,9 @@ from loraplex_platform.openai.models import ModelService
 from loraplex_platform.openai.reply import Reply
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest
 from loraplex_platform.openai.service import Caller, InferenceService
+from loraplex_platform.rest.route import TENANT_ERRORS
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", responses=TENANT_ERRORS)
 CLIENT_CLOSED_REQUEST = 499  # only the log sees it
 
 

@@ -12,8 +12,9 @@ from loraplex_platform.prefixes.schemas import (
     PrefixRequest,
 )
 from loraplex_platform.prefixes.service import PrefixService
+from loraplex_platform.rest.route import TENANT_ERRORS
 
-router = APIRouter(prefix="/v1/prefixes")
+router = APIRouter(prefix="/v1/prefixes", responses=TENANT_ERRORS)
 
 
 def prefixes_of(request: Request) -> PrefixService:

@@ -11,8 +11,9 @@ from loraplex_platform.kit.pagination import Listed, Page, page_of
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.prompts.models import StoredPrompt
 from loraplex_platform.prompts.service import PromptService
+from loraplex_platform.rest.route import TENANT_ERRORS
 
-router = APIRouter(prefix="/v1/stored_prompts")
+router = APIRouter(prefix="/v1/stored_prompts", responses=TENANT_ERRORS)
 Reader = Annotated[Principal, Depends(principal_with("prompts"))]
 
 

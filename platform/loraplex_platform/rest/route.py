@@ -30,23 +30,27 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": text}
-    for status, text in {
+def _errors(kind: str) -> dict[int | str, dict[str, Any]]:
+    """How a route may fail that is opened by this kind of key; every error has one shape."""
+    texts = {
         400: "The request is not valid.",
-        401: "No admin key, or not a valid one.",
-        403: "The key's role does not allow this.",
+        401: f"No {kind}, or not a valid one.",
+        403: f"The {kind} does not allow this.",
         404: "There is no such object, or it belongs to another tenant.",
         409: "The object's state does not allow this.",
         412: "The object changed since it was read.",
         413: "The body is too large.",
         422: "The Idempotency-Key was used with another request.",
-        429: "Too many wrong keys from this address.",
+        429: "Too many wrong keys from this address, or a limit is reached.",
+        500: "The server failed.",
         503: "The server cannot do this at the moment.",
-    }.items()
-}
+        504: "There was not enough time.",
+    }
+    return {code: {"model": ErrorBody, "description": text} for code, text in texts.items()}
 
 
+ERRORS = _errors("admin key")
+TENANT_ERRORS = _errors("API key")
 PREFIX = "/api/admin/v1"
 
 

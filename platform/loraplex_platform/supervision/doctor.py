@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex_platform.config import Settings, inherited_environment
-from loraplex_platform.db.database import Database
+from loraplex_platform.db.database import Database, is_bound_by_policies
 from loraplex_platform.db.migrations import current_revision, head_revision
 from loraplex_platform.kit.secrets import BadSecretFile, Secrets
 from loraplex_platform.supervision.base_model import expected_folder
@@ -45,7 +45,7 @@ async def examine(settings: Settings) -> list[Finding]:
         *await _engine_side(),
         _home(settings.home),
         _secret(settings.home),
-        await _database(settings),
+        await examine_database(settings),
         _model(settings),
         _disk(settings.cache),
     ]
@@ -96,17 +96,21 @@ def _secret(home: Path) -> Finding:
     return Finding("secret", f"{path}, key {secrets.key_id}")
 
 
-async def _database(settings: Settings) -> Finding:
+async def examine_database(settings: Settings) -> Finding:
     if settings.database_url is None and not (settings.home / "loraplex.sqlite3").exists():
         return Finding("database", "does not exist yet; the first start makes it")
     database = Database(settings.database)
     try:
         async with database.reading() as session:
             revision = await current_revision(session)
+            is_bound = await is_bound_by_policies(session)
     except SQLAlchemyError as error:
         return Finding("database", str(error), "check LORAPLEX_DATABASE_URL and that it is running")
     finally:
         await database.close()
+    if not is_bound:
+        cure = "connect as a role without SUPERUSER and BYPASSRLS, which owns the database"
+        return Finding("database", "this role is not bound by row-level security", cure)
     if revision == head_revision():
         return Finding("database", f"reachable, at revision {revision}")
     cure = "any `loraplex` command that opens it migrates it, for example `loraplex tenants list`"

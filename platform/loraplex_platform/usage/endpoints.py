@@ -8,12 +8,13 @@ from starlette.responses import Response
 
 from loraplex_platform.auth.dependencies import principal_with
 from loraplex_platform.kit.principal import Principal
+from loraplex_platform.rest.route import TENANT_ERRORS
 from loraplex_platform.usage import exports, reports
 from loraplex_platform.usage.billing_models import InvoiceRow
 from loraplex_platform.usage.invoice_document import html_of
 from loraplex_platform.usage.invoice_service import InvoiceService, Month, content_of, status_of
 
-router = APIRouter(prefix="/v1/organization")
+router = APIRouter(prefix="/v1/organization", responses=TENANT_ERRORS)
 UsagePrincipal = Annotated[Principal, Depends(principal_with("usage:read"))]
 MEDIA_TYPES = {
     "jsonl": "application/jsonl",

@@ -135,7 +135,7 @@ def test_whoever_is_asked_for_names_them_to_the_database() -> None:
         f"{path.relative_to(PACKAGE)}:{call.lineno}"
         for path in PACKAGE.rglob("*.py")
         for call, names in _calls(ast.parse(path.read_text()), frozenset())
-        if names and not any(isinstance(a, ast.Name) and a.id in names for a in call.args)
+        if names and not names & {_name(a) for a in (*call.args, *(k.value for k in call.keywords))}
     ]
     assert offences == []
 

@@ -17,7 +17,7 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import PreconditionFailed
 from loraplex_platform.kit.ids import new_id
-from loraplex_platform.kit.principal import Actor, Administrator
+from loraplex_platform.kit.principal import Actor, Administrator, Principal
 
 Verb = Literal["created", "updated", "deleted"]
 CHANGED = "tenants_changed"
@@ -32,16 +32,17 @@ class Change(NamedTuple):
 
 @asynccontextmanager
 async def changing(
-    database: Database, by: Administrator | Actor, clock: Clock
+    database: Database, by: Administrator | Actor, clock: Clock, *, of: Principal | None = None
 ) -> AsyncIterator[AsyncSession]:
     """A unit of work whose changes to audited rows are logged in its transaction.
 
-    An administrator touches what they see; an actor alone does the platform's work.
+    An administrator touches what they see, and an actor the rows of the principal they act for;
+    an actor alone does the platform's work.
     Raises PreconditionFailed when another transaction changed one of the rows meanwhile.
     """
     try:
-        of, actor = (by, by.actor) if isinstance(by, Administrator) else (None, by)
-        async with database.unit_of_work(of) as session:
+        asking, actor = (by, by.actor) if isinstance(by, Administrator) else (of, by)
+        async with database.unit_of_work(asking) as session:
             watch(session, actor, clock)
             yield session
     except StaleDataError as error:

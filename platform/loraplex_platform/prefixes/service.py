@@ -74,7 +74,7 @@ class PrefixService:
             created_at=self._clock.now(),
         )
         try:
-            async with changing(self._database, by, self._clock) as session:
+            async with changing(self._database, by, self._clock, of=principal) as session:
                 prefixes = PrefixRepository(session)
                 await self._check_model(AdapterRepository(session), principal, request.model)
                 quota = await prefix_tokens_of(session, principal.tenant_id)
@@ -99,7 +99,7 @@ class PrefixService:
 
     async def delete(self, principal: Principal, id_or_name: str, *, by: Actor) -> str:
         """Its blocks become like any others; returns its id."""
-        async with changing(self._database, by, self._clock) as session:
+        async with changing(self._database, by, self._clock, of=principal) as session:
             prefixes = PrefixRepository(session)
             prefix = await prefixes.find(principal, id_or_name)
             if prefix is None:

@@ -45,6 +45,9 @@ class BlobStore:
         """A seekable stream of the blob; raises FileNotFoundError."""
         return cast(BinaryIO, self._fs.open(self._path(key), "rb"))
 
+    def exists(self, key: str) -> bool:
+        return bool(self._fs.exists(self._path(key)))
+
     def delete(self, key: str) -> None:
         """Does nothing when it is gone; whoever has it open on a local disk reads on."""
         with suppress(FileNotFoundError):

@@ -202,6 +202,26 @@ async def test_last_export_is_kept_for_a_while(
     assert (await stand.call("GET", "/tenants/{tenant_id}/export")).status_code == 404
 
 
+async def test_closing_that_was_cut_short_keeps_the_whole_export(
+    served: Served, stand: AdminStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(_: Closer, tenant_id: str) -> None:
+        raise OSError("killed")
+
+    await stand.call("DELETE", "/tenants/{tenant_id}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Closer, "_close", die)  # its batches are erased by then
+        with pytest.raises(OSError, match="killed"):
+            await served.app.state.housekeeper.tidy()
+    halfway = opened((await stand.call("GET", "/tenants/{tenant_id}/export")).content)
+    assert lines(halfway, "batch")
+    await served.app.state.housekeeper.tidy()
+    assert (await stand.call("GET", "/tenants/{tenant_id}")).json()["state"] == "closed"
+    kept = opened((await stand.call("GET", "/tenants/{tenant_id}/export")).content)
+    assert lines(kept, "batch") == lines(halfway, "batch")
+    assert lines(kept, "prefix")
+
+
 def test_every_table_of_tenants_is_exported_or_left_out_on_purpose() -> None:
     owned = {table.name for table in Base.metadata.sorted_tables if "tenant_id" in table.c}
     assert owned > LEFT_OUT

@@ -52,10 +52,10 @@ class Closer:
 
     async def _close(self, tenant_id: str) -> None:
         async with changing(self._database, HOUSEKEEPER, self._clock) as session:
-            for tenant in await TenantRepository(session).closing():
-                if tenant.id == tenant_id:
-                    await self._erase(session, tenant)
-                    tenant.state, tenant.closed_at = "closed", self._clock.now()
+            tenant = await TenantRepository(session).to_close(tenant_id)
+            if tenant is not None:
+                await self._erase(session, tenant)
+                tenant.state, tenant.closed_at = "closed", self._clock.now()
 
     async def _erase(self, session: AsyncSession, tenant: Tenant) -> None:
         now, keys = self._clock.now(), KeyRepository(session)

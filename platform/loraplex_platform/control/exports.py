@@ -59,17 +59,25 @@ class TenantExportService:
         self._clock = clock
 
     async def make(self, tenant: Tenant, by: Actor) -> Path:
-        """A temporary file, the caller's to remove; of a closed tenant what was kept of it."""
-        if tenant.closed_at is None:
-            path = await self._write(tenant.id)
-        else:
+        """A temporary file, the caller's to remove; once it closes, what was kept of it."""
+        is_kept = await asyncio.to_thread(self._blobs.exists, _key(tenant.id))
+        if not is_kept and tenant.closed_at is not None:
+            raise NotFound("the tenant's last export is no longer kept")
+        if is_kept:
             path = await asyncio.to_thread(self._kept, tenant.id)
+        else:
+            path = await self._write(tenant.id)
         async with self._database.unit_of_work() as session:
             note(session, tenant, "exported", by, self._clock)
         return path
 
     async def keep(self, tenant_id: str) -> None:
-        """The last export of a tenant that closes, in place of an earlier one."""
+        """The last export of a tenant that closes, written once.
+
+        Who erases has stored one before: what two processes write at once is complete in both.
+        """
+        if await asyncio.to_thread(self._blobs.exists, _key(tenant_id)):
+            return
         path = await self._write(tenant_id)
         try:
             await asyncio.to_thread(self._store, tenant_id, path)
@@ -125,14 +133,13 @@ class TenantExportService:
                 _add(tar, f"adapters/{version}.safetensors", weights)
 
     def _store(self, tenant_id: str, path: Path) -> None:
+        if self._blobs.exists(_key(tenant_id)):
+            return
         with path.open("rb") as archive:
             self._blobs.write(_key(tenant_id), _chunks(archive))
 
     def _kept(self, tenant_id: str) -> Path:
-        try:
-            stream = self._blobs.open(_key(tenant_id))
-        except FileNotFoundError as error:
-            raise NotFound("the tenant's last export is no longer kept") from error
+        stream = self._blobs.open(_key(tenant_id))
         descriptor, name = tempfile.mkstemp(suffix=".tar.gz")
         with closing(stream), os.fdopen(descriptor, "wb") as target:
             target.writelines(_chunks(stream))

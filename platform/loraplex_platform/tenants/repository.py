@@ -70,7 +70,12 @@ class TenantRepository:
 
     async def closing(self) -> Sequence[Tenant]:
         statement = across_tenants(Tenant).where(Tenant.state == "closing")
-        return (await self._session.scalars(statement.with_for_update(skip_locked=True))).all()
+        return (await self._session.scalars(statement.order_by(Tenant.id))).all()
+
+    async def to_close(self, tenant_id: str) -> Tenant | None:
+        """Locked; None when it is closed, or another process is about to."""
+        statement = across_tenants(Tenant).where(Tenant.state == "closing", Tenant.id == tenant_id)
+        return await self._session.scalar(statement.with_for_update(skip_locked=True))
 
     async def closed_between(self, start: datetime, end: datetime) -> Sequence[str]:
         """The ids of tenants whose content was erased then."""

@@ -26,9 +26,10 @@ STATEMENTS = (
     f"""{NUMBERS} INSERT INTO plan (id, name, weight, max_tier, limits, created_at, revision)
         SELECT 'plan_s' || i, 'plan-' || i, 1, 'interactive', '{{"requests_per_minute": 600}}',
         {NOW}, 1 FROM n WHERE i < 5""",
-    f"""{NUMBERS} INSERT INTO tenant (id, name, state, plan_id, prefix_tokens, created_at, revision)
+    f"""{NUMBERS} INSERT INTO tenant (id, name, state, plan_id, prefix_tokens,
+        stores_prompts, created_at, revision)
         SELECT printf('ten_%06d', i), printf('customer-%06d', i),
-        CASE WHEN i % 100 THEN 'active' ELSE 'suspended' END, 'plan_s' || (i % 5), 4096, {NOW}, 1
+        CASE WHEN i % 100 THEN 'active' ELSE 'suspended' END, 'plan_s' || (i % 5), 4096, 0, {NOW}, 1
         FROM n WHERE i < :tenants""",
     """INSERT INTO project (id, tenant_id, name, created_at, revision)
         SELECT 'proj' || substr(id, 4), id, 'default', created_at, 1 FROM tenant

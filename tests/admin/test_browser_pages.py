@@ -116,7 +116,8 @@ async def test_every_form_does_what_it_says(
     sent: set[str] = set()
     async with chromium.page(stand.sessions["owner@platform"]) as tab:
         tab.on("request", lambda request: sent.add(request.url) if request.method == "POST" else 0)
-        for page in sorted(SHOWN, key=lambda page: -len(page.path)):  # the inner ones first
+        inside = [page for page in SHOWN if page.permission is not None]
+        for page in sorted(inside, key=lambda page: -len(page.path)):  # the inner ones first
             url = f"{chromium.base_url}/admin{path_of(page, places)}"
             async for button in buttons_of(tab, url):
                 await press(tab, *button)

@@ -9,7 +9,7 @@ from loraplex_engine.messages import TIERS
 from loraplex_platform.admission.refusals import Refusals
 from loraplex_platform.kit.errors import NotFound
 from loraplex_platform.tenants.repository import TenantFilter
-from loraplex_platform.usage.requests import RequestFilter
+from loraplex_platform.usage.requests import SEARCHED, RequestFilter
 
 SHOWN = 50
 HOURS = {"1": "last hour", "24": "last day", "168": "last week", "720": "last 30 days"}
@@ -35,6 +35,7 @@ async def show_requests(visit: Visit) -> Response:
         has_more=len(rows) > SHOWN,
         tenants=await services.tenants.names(by, {row.tenant_id for row in rows}),
         chosen=chosen,
+        searched=SEARCHED if wanted.is_rare else None,
         hours=_hours(visit),
         spans=HOURS,
         tiers=TIERS,

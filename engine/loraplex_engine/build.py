@@ -29,7 +29,7 @@ from loraplex_engine.runner import ModelRunner, TokenSampler
 from loraplex_engine.sampler import Sampler
 from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.policies import make_policy
-from loraplex_engine.self_test import ParityTest
+from loraplex_engine.self_test import QUANTIZED_TOLERANCE, ParityTest
 from loraplex_kernels.warm_up import warm_up
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _refuse_unread(checkpoint: Checkpoint, shape: ModelConfig) -> None:
 def adapter_cache(config: EngineConfig, model: LoadedModel, store: AdapterStore) -> AdapterCache:
     """The tiers of adapters for a loaded model."""
     layout, base = projection_layout(model.config), adaptable_modules(model.config)
-    tensors = Checkpoint(config.model, model.dtype, torch.device("cpu"))
+    tensors = Checkpoint(config.model, model.dtype, torch.device("cpu"), says_progress=False)
     kv_shape = _kv_shape(config, model)
     return AdapterCache(
         store,
@@ -123,7 +123,15 @@ def adapter_cache(config: EngineConfig, model: LoadedModel, store: AdapterStore)
         base=base,
         base_tensors=tensors,
         extra_bytes=config.max_lora_extra_bytes,
-        self_test=ParityTest(model.decoder, layout, base, tensors, model.device, kv_shape),
+        self_test=ParityTest(
+            model.decoder,
+            layout,
+            base,
+            tensors,
+            model.device,
+            kv_shape,
+            tolerance=None if config.quantization == "none" else QUANTIZED_TOLERANCE,
+        ),
     )
 
 

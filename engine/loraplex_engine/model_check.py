@@ -19,17 +19,15 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from tokenizers import Tokenizer
 
-from loraplex_adapters.cache import AdapterCache
 from loraplex_adapters.errors import AdapterError
-from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore, StoredAdapter
-from loraplex_engine.build import LoadedModel, load_model
+from loraplex_engine.build import LoadedModel, adapter_cache, load_model
 from loraplex_engine.config import Dtype, EngineConfig
 from loraplex_engine.errors import CannotStart
 from loraplex_engine.messages import SamplingParams
+from loraplex_engine.model.adaptable import adaptable_modules
 from loraplex_engine.model.config import ModelConfig, read_model_config
-from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.offline import Completion, Offline, Prompt
 
 Say = Callable[[str], None]
@@ -102,15 +100,7 @@ class Said(NamedTuple):
 def ask_engine(
     config: EngineConfig, model: LoadedModel, store: AdapterStore, adapter: str | None
 ) -> list[Said]:
-    cache = AdapterCache(
-        store,
-        projection_layout(model.config),
-        max_loras=config.max_loras,
-        max_lora_rank=config.max_lora_rank,
-        dtype=model.dtype,
-        device=model.device.torch_device,
-        host_bytes=config.max_cpu_lora_bytes,
-    )
+    cache = adapter_cache(config, model, store)
     offline = Offline(config, model, cache, records_logits=True)
     prompts = [
         Prompt(ids, speaker, SamplingParams(max_tokens=STEPS, temperature=0.0, ignore_eos=True))
@@ -198,8 +188,7 @@ def check(model: Path, adapter: Path | None, against: Path, dtype: Dtype, say: S
 
 
 def _put(store: AdapterStore, adapter: Path, shape: ModelConfig) -> StoredAdapter:
-    base = BaseModel.from_projections(None, projection_layout(shape))
-    return store.put(adapter, base=base, limits=Limits(max_rank=MAX_RANK))
+    return store.put(adapter, base=adaptable_modules(shape), limits=Limits(max_rank=MAX_RANK))
 
 
 def main() -> int:

@@ -95,7 +95,7 @@ class Offline:
         step = 0
         while waiting or self.engine.has_work:
             for request_id in [r for r, p in waiting.items() if p.arrives <= step]:
-                self.engine.submit(_generate(request_id, waiting.pop(request_id)))
+                self.engine.submit(generate(request_id, waiting.pop(request_id)))
             for event in self.engine.step():
                 _take(event, done)
             step += 1
@@ -108,7 +108,8 @@ class Offline:
         return list(done.values())
 
 
-def _generate(request_id: str, prompt: Prompt) -> Generate:
+def generate(request_id: str, prompt: Prompt) -> Generate:
+    """A prompt as the engine takes it; forced ids are the sampler's business."""
     sampling = prompt.sampling
     if prompt.forced_ids is not None:
         sampling = replace(sampling, max_tokens=len(prompt.forced_ids), ignore_eos=True)

@@ -24,7 +24,9 @@ class Lora:
 
     segments: LoraSegments
     slabs: Mapping[str, LoraSlab]
-    own: tuple[RowExtras, ...] = ()  # mostly empty: then nothing is done for it
+    extras: Mapping[int, SlotExtras]
+    device: torch.device
+    own: tuple[RowExtras, ...]  # mostly empty: then nothing is done for it
 
     @staticmethod
     def of(
@@ -36,12 +38,12 @@ class Lora:
         """None where no row has an adapter."""
         if segments is None:
             return None
-        return Lora(segments, slabs, rows_with_extras(segments, extras, device))
+        own = rows_with_extras(segments, extras, device)
+        return Lora(segments, slabs, extras, device, own)
 
     def of_rows(self, rows: Int32Array) -> "Lora | None":
         """The adapters of a choice of these rows, in its order; None if no row has one."""
-        segments = self.segments.of_rows(rows)
-        return None if segments is None else Lora(segments, self.slabs)
+        return Lora.of(self.segments.of_rows(rows), self.slabs, self.extras, self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,16 @@ class Place(NamedTuple):
 class Checkpoint:
     """The tensors of a model folder by name, whichever shard holds them."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        says_progress: bool = True,
+    ) -> None:
         self.folder = folder
+        self._says_progress = says_progress
         self.dtype = dtype
         self.device = device
         self.shards = _shards(folder)
@@ -69,7 +77,7 @@ class Checkpoint:
         return fused
 
     def _say_progress(self) -> None:
-        if time.monotonic() - self._said_s >= PROGRESS_S:
+        if self._says_progress and time.monotonic() - self._said_s >= PROGRESS_S:
             self._said_s = time.monotonic()
             share = self._bytes_read / self._num_bytes
             log.info("loading weights: %.0f %% of %.1f GB", 100 * share, self._num_bytes / 1e9)

@@ -30,7 +30,7 @@ TEMPLATE_FAULTS = (
 )
 MAX_LENGTH = 1 << 20  # of a string or a list
 MAX_STEPS = 100_000
-MAX_SECONDS = 2.0  # of the thread's own time
+MAX_SECONDS = 0.25  # of the thread's own time
 MAX_BITS = 256  # of a number
 FILTERS = (
     "abs", "capitalize", "count", "default", "d", "dictsort", "first", "float", "int", "items",

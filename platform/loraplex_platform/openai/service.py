@@ -189,7 +189,7 @@ class InferenceService:
     ) -> list[tuple[int, ...]]:
         """Short texts at once, others in a thread; long ones in turn, so that others find one."""
         num_chars = sum(request.text_lengths)
-        if num_chars <= SHORT_CHARS:
+        if num_chars <= SHORT_CHARS and template is None:  # a tenant's own may take its time
             return encode(request, template)
         if num_chars < LONG_CHARS:
             return await asyncio.to_thread(encode, request, template)

@@ -1,0 +1,330 @@
+"""What has happened to people who serve many adapters, tried on a real engine over a tiny model."""
+
+import gc
+import random
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from tests.engine.test_peft_variants import UNTIED, save_variant
+from tests.engine.tiny import ALL_MODULES, make_adapter, make_model
+
+from loraplex_adapters.cache import AdapterCache
+from loraplex_adapters.canonical import CANONICAL_NAME
+from loraplex_adapters.layout import BaseModel
+from loraplex_adapters.loader import Loader
+from loraplex_adapters.manifest import Limits
+from loraplex_adapters.store import AdapterStore
+from loraplex_engine.build import LoadedModel, adapter_cache, load_model
+from loraplex_engine.config import EngineConfig
+from loraplex_engine.messages import Abort, AdapterFailed, DropAdapter, Finished, SamplingParams
+from loraplex_engine.offline import Offline, Prompt, generate
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),
+]
+
+NUM_ADAPTERS = 8
+LONG = [random.Random(1).randrange(199) for _ in range(70)]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+class World(NamedTuple):
+    folder: Path
+    config: EngineConfig
+    model: LoadedModel
+    store: AdapterStore
+    versions: list[str]
+
+    def engine(self, **change: object) -> "Run":
+        config = replace(self.config, **change)  # type: ignore[arg-type]
+        cache = adapter_cache(config, self.model, self.store)
+        return Run(Offline(config, self.model, cache), cache)
+
+    def put(self, folder: Path) -> str:
+        base = BaseModel.from_checkpoint(None, self.folder)
+        return self.store.put(folder, base=base, limits=Limits(32)).version
+
+    def cold(self, adapter: str | None, prompt: list[int] = LONG) -> list[int]:
+        """What an engine says that has never heard anything."""
+        with self.engine() as run:
+            return run.say(Prompt(prompt, adapter=adapter, sampling=GREEDY))[0]
+
+
+class Run(NamedTuple):
+    offline: Offline
+    cache: AdapterCache
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cache.check_integrity()
+        self.cache.close()
+
+    def say(self, *prompts: Prompt) -> list[list[int]]:
+        return [done.token_ids for done in self.offline.run(prompts)]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    base = make_model(folder)
+    config = EngineConfig(
+        model=folder,
+        dtype="bfloat16",
+        max_num_seqs=128,
+        max_num_batched_tokens=128,
+        cpu_kv_cache_bytes=2**24,
+        max_loras=4,
+        max_lora_rank=16,
+        max_cpu_lora_bytes=2**21,
+        threads=1,
+    )
+    store = AdapterStore(folder / "store")
+    made = World(folder, config, load_model(config), store, [])
+    for seed in range(NUM_ADAPTERS):
+        path = folder / f"adapter-{seed}"
+        make_adapter(base, path, rank=1 + 2 * seed, alpha=16, modules=ALL_MODULES, seed=seed)
+        made.versions.append(made.put(path))
+    return made
+
+
+def test_one_prompt_with_many_adapters_is_never_answered_from_anothers_prefix(world: World) -> None:
+    asked: list[str | None] = [world.versions[2], world.versions[5], None]
+    cold = {adapter: world.cold(adapter) for adapter in asked}
+    assert len({tuple(answer) for answer in cold.values()}) == 3
+    with world.engine() as run:
+        for order in (asked, asked[::-1], asked):
+            for adapter in order:
+                [answer] = run.say(Prompt(LONG, adapter=adapter, sampling=GREEDY))
+                assert answer == cold[adapter]
+
+
+def test_the_second_answer_of_an_adapter_uses_its_own_prefix(world: World) -> None:
+    with world.engine() as run:
+        prompt = Prompt(LONG, adapter=world.versions[1], sampling=GREEDY)
+        first, second = run.offline.run([prompt])[0], run.offline.run([prompt])[0]
+    assert first.finished is not None
+    assert second.finished is not None
+    assert (first.finished.cached_tokens, second.finished.cached_tokens) == (0, 64)
+    assert first.token_ids == second.token_ids
+
+
+def test_another_tenant_finds_no_prefix_of_the_same_adapter(world: World) -> None:
+    with world.engine() as run:
+        prompt = Prompt(LONG, adapter=world.versions[1], sampling=GREEDY, tenant="one")
+        run.say(prompt)
+        [theirs] = run.offline.run([replace(prompt, tenant="two")])
+    assert theirs.finished is not None
+    assert theirs.finished.cached_tokens == 0
+
+
+def test_new_weights_in_the_same_folder_are_another_version_with_a_cold_prefix(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in-place"
+    save_variant(world.folder, folder, UNTIED["plain"], 1)
+    before = world.put(folder)
+    with world.engine() as run:
+        prompt = Prompt(LONG, adapter=before, sampling=GREEDY)
+        old = run.say(prompt)[0]
+        save_variant(world.folder, folder, UNTIED["plain"], 2)
+        after = world.put(folder)
+        run.offline.engine.submit(DropAdapter(before))
+        [new] = run.offline.run([replace(prompt, adapter=after)])
+    assert new.finished is not None
+    assert new.finished.cached_tokens == 0
+    assert new.token_ids == world.cold(after) != old
+
+
+def test_128_sequences_over_8_adapters_say_what_each_says_alone(world: World) -> None:
+    draw = random.Random(3)
+    prompts = [
+        Prompt(
+            [draw.randrange(199) for _ in range(draw.randrange(1, 40))],
+            adapter=draw.choice([None, *world.versions]),
+            sampling=replace(GREEDY, max_tokens=6),
+        )
+        for _ in range(128)
+    ]
+    with world.engine() as run:
+        together = run.say(*prompts)
+        assert run.cache.stats[0].evictions > 0, "more adapters than slots"
+        alone = [run.say(prompt)[0] for prompt in prompts[:40]]
+    assert together[:40] == alone
+
+
+def test_a_version_damaged_on_disk_ends_its_own_requests_alone(
+    world: World, tmp_path: Path
+) -> None:
+    save_variant(world.folder, tmp_path / "a", UNTIED["plain"], 7)
+    doomed = world.put(tmp_path / "a")
+    file = world.store.path(doomed) / CANONICAL_NAME
+    file.write_bytes(file.read_bytes()[:-100])
+    healthy = [Prompt(LONG[:9], adapter=v, sampling=GREEDY) for v in world.versions[:4] * 4]
+    with world.engine() as run:
+        expected = run.say(*healthy)
+        done = run.offline.run([*healthy, Prompt(LONG, adapter=doomed, sampling=GREEDY)])
+    assert [each.token_ids for each in done[:-1]] == expected
+    last = done[-1].finished
+    assert last is not None
+    assert (last.finish_reason, last.error) == ("error", "unknown_adapter")
+    assert "truncated_file" in (last.message or "")
+
+
+def test_files_deleted_behind_our_back_fail_until_they_are_back(
+    world: World, tmp_path: Path
+) -> None:
+    save_variant(world.folder, tmp_path / "a", UNTIED["plain"], 8)
+    version = world.put(tmp_path / "a")
+    with world.engine(max_cpu_lora_bytes=0) as run:
+        prompt = Prompt(LONG, adapter=version, sampling=GREEDY)
+        said = run.say(prompt)
+        world.store.delete(version)
+        assert run.say(prompt) == said, "it lies in its slot"
+        run.offline.engine.submit(DropAdapter(version))
+        [gone] = run.offline.run([prompt])
+        assert gone.finished is not None
+        assert gone.finished.error == "unknown_adapter"
+        world.put(tmp_path / "a")
+        assert run.say(prompt) == said
+
+
+def test_loads_under_32_streams_disturb_none_of_them(world: World) -> None:
+    """An adapter is loaded and dropped at every step while the streams run."""
+    steady = world.versions[:2]
+    prompts = [
+        Prompt(LONG[i : i + 10], adapter=steady[i % 2], sampling=replace(GREEDY, max_tokens=24))
+        for i in range(32)
+    ]
+    with world.engine() as run:
+        quiet = run.say(*prompts)
+        engine = run.offline.engine
+        requests = [generate(f"stream-{i}", prompt) for i, prompt in enumerate(prompts)]
+        for request in requests:
+            engine.submit(request)
+        said: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        visitors, step = world.versions[2:], 0
+        while engine.has_work:
+            run.cache.start_load(visitors[step % len(visitors)])
+            for event in engine.step():
+                if hasattr(event, "token_ids"):
+                    said[event.request_id] += event.token_ids
+            engine.submit(DropAdapter(visitors[(step + 3) % len(visitors)]))
+            step += 1
+        assert run.cache.stats[0].loads > 4
+    assert list(said.values()) == quiet
+
+
+def test_fifty_requests_for_a_cold_version_read_it_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    original = Loader.load
+
+    def counted(self: Loader, folder: Path, version: str) -> object:
+        reads.append(version)
+        return original(self, folder, version)
+
+    monkeypatch.setattr(Loader, "load", counted)
+    with world.engine() as run:
+        run.say(*[Prompt(LONG[:8], adapter=world.versions[3], sampling=GREEDY)] * 50)
+    assert reads == [world.versions[3]]
+
+
+def test_more_adapters_than_slots_in_a_cycle_say_what_each_says_alone(world: World) -> None:
+    alone = {version: world.cold(version, LONG[:20]) for version in world.versions}
+    with world.engine(max_loras=2, max_cpu_lora_bytes=20_000) as run:
+        for version in world.versions * 2:
+            [answer] = run.say(Prompt(LONG[:20], adapter=version, sampling=GREEDY))
+            assert answer == alone[version]
+        device, host, _ = run.cache.stats
+        assert device.evictions > 8
+        assert host.num_bytes <= host.budget_bytes
+
+
+def test_with_one_slot_a_flood_of_one_adapter_lets_another_in_within_its_bound(
+    world: World,
+) -> None:
+    """The flood never ends of itself: for each answer that ends another request comes."""
+    flood, rare = world.versions[0], world.versions[1]
+    short = replace(GREEDY, max_tokens=8)
+    with world.engine(max_loras=1, max_num_seqs=8) as run:
+        engine = run.offline.engine
+        count, others_before = 0, 0
+        waiting, is_done = False, False
+        for _ in range(3000):
+            while count - others_before < 8:
+                prompt = Prompt(LONG[count % 50 :][:8], adapter=flood, sampling=short)
+                engine.submit(generate(f"flood-{count}", prompt))
+                count += 1
+            for event in engine.step():
+                if isinstance(event, Finished):
+                    if event.request_id == "rare":
+                        is_done = True
+                        assert event.finish_reason == "length"
+                        break
+                    others_before += 1
+                    if others_before == 20 and not waiting:
+                        waiting = True
+                        rare_prompt = Prompt(LONG[:8], adapter=rare, sampling=short)
+                        engine.submit(generate("rare", rare_prompt))
+            if is_done:
+                break
+        assert is_done
+        assert others_before < 20 + 80, "its turn came before eighty others had theirs"
+        for index in range(count):
+            engine.submit(Abort(f"flood-{index}"))
+        while engine.has_work:
+            engine.step()
+
+
+def test_aborted_and_failed_requests_hold_nothing(world: World) -> None:
+    with world.engine() as run:
+        engine = run.offline.engine
+        for i in range(24):
+            prompt = Prompt(LONG[: 5 + i], adapter=world.versions[i % 8], sampling=GREEDY)
+            engine.submit(generate(f"r{i}", prompt))
+            engine.step()
+            if i % 2:
+                engine.submit(Abort(f"r{i - 1}"))
+        engine.submit(generate("bad", Prompt(LONG, adapter="0" * 64, sampling=GREEDY)))
+        failures = []
+        while engine.has_work:
+            failures += [e for e in engine.step() if isinstance(e, AdapterFailed)]
+        assert [failure.adapter for failure in failures] == ["0" * 64]
+        for version in world.versions:
+            engine.submit(DropAdapter(version))
+        engine.step()
+        assert engine.stats().resident_adapters == ()
+        assert engine.stats().free_blocks == engine.stats().num_blocks
+
+
+def test_two_hundred_loads_leave_the_process_as_large_as_it_was(world: World) -> None:
+    process = psutil.Process()
+    with world.engine(max_cpu_lora_bytes=0) as run:
+
+        def cycle(count: int) -> int:
+            for i in range(count):
+                version = world.versions[i % 8]
+                run.cache.start_load(version)
+                deadline = time.monotonic() + 20
+                while run.cache.state(version) == "loading":
+                    run.cache.poll()
+                    assert time.monotonic() < deadline
+                    time.sleep(0.0002)
+                run.cache.drop(version)
+            gc.collect()
+            return process.memory_info().rss
+
+        before = cycle(40)
+        after = cycle(200)
+        assert run.cache.resident == ()
+    assert after - before < max(0.02 * before, 8 << 20)
+    assert threading.active_count() < 64

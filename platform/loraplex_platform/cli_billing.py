@@ -15,7 +15,7 @@ from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.billing_models import BillingProfile
-from loraplex_platform.usage.books import rebuild_quarters
+from loraplex_platform.usage.books import rebuild as rebuild_books
 from loraplex_platform.usage.budget_service import BudgetService
 from loraplex_platform.usage.credit_service import CreditService
 from loraplex_platform.usage.exports import FORMATS, KINDS, ExportService
@@ -246,7 +246,7 @@ def rebuild() -> None:
 
     async def work() -> None:
         async with open_database() as database:
-            typer.echo(f"{await rebuild_quarters(database)} events")
+            typer.echo(f"{await rebuild_books(database, SystemClock())} events")
 
     run(work())
 

@@ -30,7 +30,7 @@ from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import ManualClock
 from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import LatencyMinute, Tenant, UsageMinute
-from loraplex_platform.usage.books import prune_minutes, rebuild_quarters
+from loraplex_platform.usage.books import prune_minutes, rebuild
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.ledger_repository import LedgerRepository
 from loraplex_platform.usage.periods import Period
@@ -128,8 +128,30 @@ async def test_roll_ups_can_be_made_anew(database: Database) -> None:
     async with database.unit_of_work() as session:
         await UsageRepository(session).clear_quarters(Period(start, NOON + timedelta(days=9)))
     assert await quarters_of(database) == {}
-    assert await rebuild_quarters(database) == 60
+    assert await rebuild(database, ManualClock(NOON + timedelta(days=4))) == 60
     assert await quarters_of(database) == kept
+
+
+async def test_minutes_can_be_made_anew(database: Database) -> None:
+    acme, globex = await two_tenants(database)
+    started = [NOON - timedelta(hours=h, minutes=7) for h in (0, 1, 30, 47, 60)]
+    await post(database, [facts(t, started_at=at) for at in started for t in (acme, globex, acme)])
+    await prune_minutes(database, ManualClock(NOON))
+    kept = [await rows_of(database, table) for table in (UsageMinute, LatencyMinute)]
+    async with database.unit_of_work() as session:
+        await UsageRepository(session).clear_minutes(Period(NOON - timedelta(days=9), NOON))
+    await rebuild(database, ManualClock(NOON))
+    assert [await rows_of(database, table) for table in (UsageMinute, LatencyMinute)] == kept
+    assert [len(rows) for rows in kept] == [8, 24]
+
+
+async def rows_of(
+    database: Database, table: type[UsageMinute] | type[LatencyMinute]
+) -> list[tuple[object, ...]]:
+    async with database.reading() as session:
+        rows = await session.scalars(across_tenants(table))
+        columns = [column.name for column in table.__table__.columns]
+        return sorted(tuple(getattr(row, name) for name in columns) for row in rows)
 
 
 async def test_minutes_are_kept_for_two_days(database: Database) -> None:

@@ -1,6 +1,7 @@
 """Facts become sums and money, in the transaction that writes the facts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from itertools import groupby
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -10,14 +11,14 @@ from loraplex_platform.kit.clock import Clock
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.ledger import Transaction, charge
 from loraplex_platform.usage.ledger_repository import LedgerRepository
-from loraplex_platform.usage.periods import BUCKET, Period, floor_to
+from loraplex_platform.usage.periods import BUCKET, EPOCH, Period, floor_to
 from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.prices import Tariffs
 from loraplex_platform.usage.rating import cost_pico, sku_of, tokens_of
 from loraplex_platform.usage.repository import UsageRepository
 from loraplex_platform.usage.rollups import MINUTES_KEPT, Event, sums_of
 
-REBUILD_STEP = BUCKET * 4 * 24
+REBUILD_STEP = timedelta(days=1)
 
 
 class Books:
@@ -63,25 +64,43 @@ def transaction_of(event: Event, tariffs: Tariffs) -> Transaction:
     return charge(f"use:{event.request_id}", event.tenant_id, "usage", event.started_at, pico)
 
 
-async def rebuild_quarters(database: Database) -> int:
-    """Make the quarter hours anew from events, a day at a time; returns the events read."""
+async def rebuild(database: Database, clock: Clock) -> int:
+    """Make the roll-ups anew from events, a step at a time; returns the events read.
+
+    Quarter hours of all time, minutes of the two days that they are kept.
+    """
     async with database.reading() as session:
         span = await UsageRepository(session).span()
+    if span is None:
+        return 0
     count = 0
-    day = None if span is None else floor_to(span.start, REBUILD_STEP)
-    while span is not None and day is not None and day <= span.end:
-        period = Period(day, day + REBUILD_STEP)
+    for period in _steps(span, REBUILD_STEP):
         async with database.unit_of_work() as session:
             usage = UsageRepository(session)
             await usage.clear_quarters(period)
             async for page in usage.pages(period):
                 count += len(page)
                 await usage.add_up_quarters(sums_of(page))
-        day += REBUILD_STEP
+    await prune_minutes(database, clock)
+    recent = Period(max(span.start, clock.now() - MINUTES_KEPT), span.end)
+    for period in _steps(recent, BUCKET):
+        async with database.unit_of_work() as session:
+            usage = UsageRepository(session)
+            await usage.clear_minutes(period)
+            async for page in usage.pages(period):
+                await usage.add_up_minutes(sums_of(page))
     return count
+
+
+def _steps(span: Period, step: timedelta) -> Iterator[Period]:
+    """Whole steps that cover the span, its end included."""
+    start = floor_to(span.start, step)
+    while start <= span.end:
+        yield Period(start, start + step)
+        start += step
 
 
 async def prune_minutes(database: Database, clock: Clock) -> None:
     """Forget minutes that nobody looks at any more."""
     async with database.unit_of_work() as session:
-        await UsageRepository(session).clear_minutes_before(clock.now() - MINUTES_KEPT)
+        await UsageRepository(session).clear_minutes(Period(EPOCH, clock.now() - MINUTES_KEPT))

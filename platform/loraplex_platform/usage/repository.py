@@ -9,7 +9,11 @@ from sqlalchemy import func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants, remove_across_tenants
+<<<<<<< HEAD
 from loraplex_platform.db.upsert import add_up, insert_into
+=======
+from loraplex_platform.db.upsert import MAX_PARAMETERS, add_up, insert_into, keep_writers_out
+>>>>>>> cc01021 (Minutes are rebuilt too; README computes a bill that the ledger repeats)
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 from loraplex_platform.usage.periods import Period
@@ -45,11 +49,14 @@ class UsageRepository:
 
     async def add_up(self, sums: Sums) -> None:
         await self.add_up_quarters(sums)
-        await add_up(self._session, UsageMinute, sums.minutes)
-        await add_up(self._session, LatencyMinute, sums.latencies)
+        await self.add_up_minutes(sums)
 
     async def add_up_quarters(self, sums: Sums) -> None:
         await add_up(self._session, UsageQuarter, sums.quarters)
+
+    async def add_up_minutes(self, sums: Sums) -> None:
+        await add_up(self._session, UsageMinute, sums.minutes)
+        await add_up(self._session, LatencyMinute, sums.latencies)
 
     async def pages(
         self, period: Period | None = None, tenant_id: str | None = None
@@ -71,6 +78,8 @@ class UsageRepository:
             self._session.expunge_all()
 
     async def clear_quarters(self, period: Period) -> None:
+        """And let nobody else add to them until they are made anew."""
+        await keep_writers_out(self._session, UsageQuarter)
         start, end = period
         await self._session.execute(
             remove_across_tenants(UsageQuarter).where(
@@ -78,10 +87,13 @@ class UsageRepository:
             )
         )
 
-    async def clear_minutes_before(self, moment: datetime) -> None:
+    async def clear_minutes(self, period: Period) -> None:
+        """The same for minutes."""
+        await keep_writers_out(self._session, UsageMinute, LatencyMinute)
+        start, end = period
         for table in (UsageMinute, LatencyMinute):
-            statement = remove_across_tenants(table).where(table.bucket < moment)
-            await self._session.execute(statement)
+            statement = remove_across_tenants(table)
+            await self._session.execute(statement.where(table.bucket >= start, table.bucket < end))
 
     async def span(self) -> Period | None:
         """From the first event's start to the last one's; None without events."""

@@ -1,29 +1,11 @@
 """The log of requests: what happened to each, never what was said."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-
-from sqlalchemy import tuple_
 
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.scope import visible_to
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.usage.models import UsageEvent
-
-NEWEST_FIRST = (UsageEvent.started_at.desc(), UsageEvent.request_id.desc())
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFilter:
-    """Which requests to show; None does not filter."""
-
-    tenant_id: str | None = None
-    key_id: str | None = None
-    model: str | None = None
-    tier: str | None = None
-    outcome: str | None = None
-    since: datetime | None = None
+from loraplex_platform.usage.request_repository import RequestFilter, RequestRepository
 
 
 class RequestLog:
@@ -39,6 +21,7 @@ class RequestLog:
         limit: int = 50,
     ) -> Sequence[UsageEvent]:
         """Newest first, those that started before the request `after`."""
+<<<<<<< HEAD
         statement = visible_to(by, UsageEvent)
         for name in ("tenant_id", "key_id", "model", "tier", "outcome"):
             value = getattr(wanted, name)
@@ -58,3 +41,13 @@ class RequestLog:
         async with self._database.reading(by) as session:
             own = visible_to(by, UsageEvent)
             return await session.scalar(own.where(UsageEvent.request_id == request_id))
+=======
+        async with self._database.reading() as session:
+            requests = RequestRepository(session, by)
+            last = None if after is None else await requests.find(after)
+            return await requests.page(wanted, last, limit)
+
+    async def find(self, by: Administrator, request_id: str) -> UsageEvent | None:
+        async with self._database.reading() as session:
+            return await RequestRepository(session, by).find(request_id)
+>>>>>>> cc01021 (Minutes are rebuilt too; README computes a bill that the ledger repeats)

@@ -1,0 +1,52 @@
+"""Statements on usage events as a log of requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_platform.db.scope import visible_to
+from loraplex_platform.kit.principal import Administrator
+from loraplex_platform.usage.models import UsageEvent
+
+NEWEST_FIRST = (UsageEvent.started_at.desc(), UsageEvent.request_id.desc())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """Which requests to show; None does not filter."""
+
+    tenant_id: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    tier: str | None = None
+    outcome: str | None = None
+    since: datetime | None = None
+
+
+class RequestRepository:
+    def __init__(self, session: AsyncSession, by: Administrator) -> None:
+        self._session = session
+        self._by = by
+
+    async def page(
+        self, wanted: RequestFilter, before: UsageEvent | None, limit: int
+    ) -> Sequence[UsageEvent]:
+        """Newest first, those that started before this one."""
+        statement = visible_to(self._by, UsageEvent)
+        for name in ("tenant_id", "key_id", "model", "tier", "outcome"):
+            value = getattr(wanted, name)
+            if value is not None:
+                statement = statement.where(getattr(UsageEvent, name) == value)
+        if wanted.since is not None:
+            statement = statement.where(UsageEvent.started_at >= wanted.since)
+        if before is not None:
+            place = tuple_(UsageEvent.started_at, UsageEvent.request_id)
+            statement = statement.where(place < (before.started_at, before.request_id))
+        return (await self._session.scalars(statement.order_by(*NEWEST_FIRST).limit(limit))).all()
+
+    async def find(self, request_id: str) -> UsageEvent | None:
+        own = visible_to(self._by, UsageEvent)
+        return await self._session.scalar(own.where(UsageEvent.request_id == request_id))

@@ -19,6 +19,7 @@ from loraplex_platform.admission.plans import PlanService
 from loraplex_platform.admission.refusals import RefusalService
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.admission.service import LimitService
+from loraplex_platform.admission.spend_holds import SpendHolds
 from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.admission.stores import open_store
 from loraplex_platform.admission.tenant_limiter import TenantLimiter
@@ -122,7 +123,9 @@ def create_app(
         settings.redis_url, settings.redis_timeout_s, settings.workers, limiter_metrics.degraded
     )
     prices = PriceService(database, clock)
-    gate = Gate(store, UsageHistory(database, clock, Spending(prices)))
+    holds = SpendHolds(database, store, clock)
+    history = UsageHistory(database, clock, Spending(prices))
+    gate = Gate(store, history, open_holds=holds.open_of)
     books = Books(prices, clock)
     meter = Meter(database, books, Spool(settings.home / "spool"))
     budgets = BudgetService(database, clock, Spending(prices))
@@ -134,6 +137,7 @@ def create_app(
         limiter_metrics,
         settings.claim_ttl_s,
         prices,
+        holds,
     )
     desk = open_desk(settings, database, engine, clock, model.id, check_adapter_bytes)
     prompt_service = PromptService(database, clock)
@@ -158,7 +162,9 @@ def create_app(
         model=model,
         database=database,
         limiter=limiter
-        or line_limiter(settings, database, clock, gate, rejections, limiter_metrics, prices),
+        or line_limiter(
+            settings, database, clock, gate, rejections, limiter_metrics, prices, holds
+        ),
         metrics=metrics,
         secrets=secrets,
         files=file_service,
@@ -194,6 +200,7 @@ def create_app(
                 news.run,
                 rejections.run,
                 meter.run,
+                holds.run,
                 budgets.run,
                 authenticator.uses.run,
                 shares.run,
@@ -210,6 +217,7 @@ def create_app(
         for task in running:
             task.cancel()
         await rejections.flush()
+        await holds.flush()
         await authenticator.uses.flush()
         meter.close()
         await gate.close()

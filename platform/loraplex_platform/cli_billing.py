@@ -68,6 +68,9 @@ def profile(
     tax_percent: Annotated[float, typer.Option(help="For example 19 or 7.7.")] = 0.0,
     minimum_fee: Annotated[float, typer.Option(help="US dollars a month.")] = 0.0,
     payment_days: int = 30,
+    prepaid: Annotated[
+        bool, typer.Option("--prepaid", help="Refuse requests once the credits are used up.")
+    ] = False,
 ) -> None:
     """Set how a tenant is billed."""
 
@@ -83,6 +86,7 @@ def profile(
                     tax_basis_points=round(tax_percent * 100),
                     minimum_fee_cents=round(minimum_fee * 100),
                     payment_days=payment_days,
+                    is_prepaid=prepaid,
                 )
             )
 

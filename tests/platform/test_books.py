@@ -57,8 +57,8 @@ async def test_a_fault_of_ours_is_counted_and_costs_nothing(database: Database) 
     acme, _ = await two_tenants(database)
     await post(database, [facts(acme, outcome="error", delivered=False)])
     assert await entries_of(database) == {}
-    [(requests, failed, *paid, unbilled, _)] = (await quarters_of(database)).values()
-    assert (requests, failed, paid, unbilled) == (1, 1, [0, 0, 0], 110)
+    [(requests, failed, *paid, unbilled, _, generated)] = (await quarters_of(database)).values()
+    assert (requests, failed, paid, unbilled, generated) == (1, 1, [0, 0, 0], 110, 10)
 
 
 async def books_after(home: Settings, batches: list[list[UsageFacts]]) -> tuple[object, ...]:

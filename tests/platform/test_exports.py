@@ -45,6 +45,7 @@ async def acme(database: Database) -> Tenant:
         tax_basis_points=1900,
         minimum_fee_cents=5_000,
         payment_days=30,
+        is_prepaid=False,
     )
     await credits.set_profile(profile)
     await credits.grant(tenant_id, "welcome", 17 * PICO_PER_CENT)

@@ -99,6 +99,7 @@ async def test_fee_credits_and_tax_have_lines_of_their_own(database: Database) -
             tax_basis_points=1900,
             minimum_fee_cents=200,
             payment_days=14,
+            is_prepaid=False,
         )
     )
     await credits.grant(acme.id, "welcome", 20 * PICO_PER_CENT)
@@ -238,6 +239,7 @@ def profile_in(zone: str) -> BillingProfile:
         tax_basis_points=770,
         minimum_fee_cents=3,
         payment_days=30,
+        is_prepaid=False,
     )
 
 

@@ -32,6 +32,7 @@ class Tally:
     sequences: list[SequenceTally]
     first_token_s: float | None = None  # monotonic
     attempts: int = field(default=1)
+    discarded_tokens: int = 0  # of attempts that were lost
     was_delivered: bool = False  # whether the client was given any of it, or went away
     keeps_text: bool = False  # for a tenant that has its answers stored
 
@@ -44,6 +45,7 @@ class Tally:
         """Forget what a lost engine made: the client has seen none of it."""
         self.attempts += 1
         self.first_token_s = None
+        self.discarded_tokens += self.usage.completion_tokens
         for sequence in self.sequences:
             sequence.completion_tokens, sequence.text, sequence.finished = 0, "", None
 

@@ -9,11 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.usage.facts import UsageFacts
+from loraplex_platform.usage.holds import HoldRepository, Used, hold_id_of
 from loraplex_platform.usage.ledger import Transaction, charge
 from loraplex_platform.usage.ledger_repository import LedgerRepository
 from loraplex_platform.usage.periods import BUCKET, EPOCH, Period, floor_to
 from loraplex_platform.usage.price_service import PriceService
-from loraplex_platform.usage.prices import Tariffs
 from loraplex_platform.usage.rating import cost_pico, sku_of, tokens_of
 from loraplex_platform.usage.repository import UsageRepository
 from loraplex_platform.usage.rollups import MINUTES_KEPT, Event, sums_of
@@ -33,21 +33,26 @@ class Books:
 
         An event that is there already changes nothing, in whatever order and however often it comes.
         """
-        usage = UsageRepository(session)
+        usage, now = UsageRepository(session), self._clock.now()
         new = await usage.add_new(facts)
         if new:
-            await LedgerRepository(session).post(
-                await self._transactions(session, new), self._clock.now()
-            )
+            rated = await self._rated(session, new)
+            used = {
+                hold_id_of(event): Used(event.prompt_tokens + event.completion_tokens, pico)
+                for event, pico in rated
+            }
+            await HoldRepository(session).release(used, now)
+            await LedgerRepository(session).post((charge_of(*each) for each in rated), now)
             await usage.add_up(sums_of(new))  # last: these rows are shared with other requests
         return len(new)
 
-    async def _transactions(
+    async def _rated(
         self, session: AsyncSession, events: Iterable[Event]
-    ) -> list[Transaction]:
+    ) -> list[tuple[Event, int]]:
+        """At the prices of the moment when the request started, whenever it is rated."""
         by_tenant = groupby(sorted(events, key=_tenant), key=_tenant)
         return [
-            transaction_of(event, tariffs)
+            (event, cost_pico(sku_of(event), tokens_of(event), tariffs.at(event.started_at)))
             for tenant_id, of_tenant in by_tenant
             for tariffs in [await self._prices.tariffs(session, tenant_id)]
             for event in of_tenant
@@ -58,9 +63,7 @@ def _tenant(event: Event) -> str:
     return event.tenant_id
 
 
-def transaction_of(event: Event, tariffs: Tariffs) -> Transaction:
-    """At the prices of the moment when the request started, whenever it is rated."""
-    pico = cost_pico(sku_of(event), tokens_of(event), tariffs.at(event.started_at))
+def charge_of(event: Event, pico: int) -> Transaction:
     return charge(f"use:{event.request_id}", event.tenant_id, "usage", event.started_at, pico)
 
 

@@ -1,7 +1,7 @@
 """What a tenant owes for a period, by item: usage at its prices, and hosting."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.usage.credits import Spent
 from loraplex_platform.usage.hosting import HostingLine, hosting_lines
-from loraplex_platform.usage.periods import Period
+from loraplex_platform.usage.periods import BUCKET, Period, ceil_to
 from loraplex_platform.usage.price_repository import PriceRepository
 from loraplex_platform.usage.prices import Tariffs
-from loraplex_platform.usage.rating import cost_of_quarter, rate
+from loraplex_platform.usage.rating import cost_pico, rate
 from loraplex_platform.usage.repository import UsageRepository
 
 UNITS = {"hosting": "GiB-hours"}  # of everything else: tokens
@@ -82,11 +82,21 @@ class Charges:
         adapters = await AdapterRepository(self._session).ever_of_tenant(self._tenant_id)
         return [line for adapter in adapters for line in hosting_lines(adapter, period, tariffs)]
 
-    async def over_time(self, period: Period) -> list[Spent]:
-        """Usage by quarter hour; hosting is owed at the end of its time."""
-        tariffs = await self.tariffs()
-        quarters = await UsageRepository(self._session).quarters(self._tenant_id, period)
-        spent = [Spent(q.bucket, cost_of_quarter(q, tariffs.at(q.bucket))) for q in quarters]
+    async def usage_pico(self, period: Period) -> int:
+        """Tokens at their prices, without hosting."""
+        usage, pico = UsageRepository(self._session), 0
+        for part, tariff in (await self.tariffs()).segments(period):
+            totals = await usage.totals(self._tenant_id, part)
+            pico += sum(cost_pico(sku, tokens, tariff) for _, sku, tokens in totals)
+        return pico
+
+    async def over_time(self, period: Period, moments: Iterable[datetime] = ()) -> list[Spent]:
+        """Usage between these moments; hosting is owed at the end of its time.
+
+        A quarter hour belongs to where it starts.
+        """
+        cuts = period.cut(ceil_to(moment, BUCKET) for moment in moments)
+        spent = [Spent(part.start, await self.usage_pico(part)) for part in cuts]
         return spent + [Spent(line.period.end, line.pico) for line in await self.hosting(period)]
 
 

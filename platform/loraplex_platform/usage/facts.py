@@ -37,6 +37,7 @@ class UsageFacts:
     total_s: float
     engine_s: float
     region: str
+    discarded_tokens: int = 0  # made by attempts that were lost: the platform's cost
     delivered: bool = True  # whether the client got any of it, or left of its own accord
     job_id: str | None = None
     end_user: str | None = None

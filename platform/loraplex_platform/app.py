@@ -80,6 +80,7 @@ from loraplex_platform.usage.exports import ExportService
 from loraplex_platform.usage.invoice_service import InvoiceService
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.reconciliation import DriftMetrics, Reconciliation
 from loraplex_platform.usage.reports import Reports
 from loraplex_platform.usage.requests import RequestLog
 from loraplex_platform.usage.spending import Spending
@@ -128,6 +129,8 @@ def create_app(
     gate = Gate(store, history, open_holds=holds.open_of)
     books = Books(prices, clock)
     meter = Meter(database, books, Spool(settings.home / "spool"))
+    drift_metrics = DriftMetrics(metrics.registry)
+    reconciliation = Reconciliation(database, engine, clock, drift_metrics)
     budgets = BudgetService(database, clock, Spending(prices))
     rejections = RejectionLog(database, clock)
     tenant_limiter = TenantLimiter(
@@ -202,6 +205,7 @@ def create_app(
                 meter.run,
                 holds.run,
                 budgets.run,
+                reconciliation.run,
                 authenticator.uses.run,
                 shares.run,
                 warmth.run,
@@ -273,7 +277,8 @@ def create_app(
         region=settings.region,
     )
     app.state.gate = gate
-    app.state.health = Health(database, engine, gate)
+    app.state.reconciliation = reconciliation
+    app.state.health = Health(database, engine, gate, reconciliation)
     app.state.refusals = RefusalService(database, clock)
     app.state.overview = OverviewService(engine, database, app.state.refusals, gate, prices, clock)
     app.state.requests = RequestLog(database)

@@ -131,6 +131,14 @@ class Database:
         async with self._read(info=_info(of)) as session:
             yield session
 
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[AsyncSession]:
+        """Reading, and every statement sees the same moment."""
+        async with self._read() as session:
+            if self._engine.dialect.name == "postgresql":  # SQLite's readers do so anyway
+                await session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield session
+
     @property
     def num_checked_out(self) -> int:
         """Connections in use at this moment."""

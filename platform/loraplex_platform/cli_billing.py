@@ -18,7 +18,7 @@ from loraplex_platform.usage.billing_models import BillingProfile
 from loraplex_platform.usage.books import rebuild as rebuild_books
 from loraplex_platform.usage.budget_service import BudgetService
 from loraplex_platform.usage.credit_service import CreditService
-from loraplex_platform.usage.exports import FORMATS, KINDS, ExportService
+from loraplex_platform.usage.exports import FORMATS, KINDS, ExportService, Watcher
 from loraplex_platform.usage.invoice_document import canonical, html_of
 from loraplex_platform.usage.invoice_service import InvoiceService, Month, status_of
 from loraplex_platform.usage.money import pico_of, text_of
@@ -232,14 +232,12 @@ def export(
             )
             with Progress(transient=True) as bar:
                 task = bar.add_task("rows", total=None)
-                path = await service.write(
-                    owner,
-                    _month(month),
-                    kind,
-                    format,
-                    lambda rows: bar.update(task, completed=rows),
+                watcher = Watcher(
+                    rows=lambda rows, total: bar.update(task, completed=rows, total=total),
+                    say=lambda text: typer.echo(text, err=True),
                 )
-        typer.echo(str(path))
+                written = await service.write(owner, _month(month), kind, format, watcher)
+        typer.echo(str(written.path))
 
     run(work())
 

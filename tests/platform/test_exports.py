@@ -102,7 +102,7 @@ async def test_focus_files_keep_the_rules(
     await post(database, [facts(acme.id), facts(acme.id, tier="batch")])
     await invoices.finalize(acme, JULY)
     for month in (JUNE, JULY, Month(2026, 8)):
-        header, rows = read_csv(await exports.write(acme, month, kind, "csv"))
+        header, rows = read_csv((await exports.write(acme, month, kind, "csv")).path)
         assert faults_of(header, rows) == []
     assert len(COLUMNS) == 57
 
@@ -115,7 +115,7 @@ async def test_focus_rows_add_up_to_invoices_and_ledger(
     for month in (JUNE, JULY):
         row = await invoices.finalize(acme, month)
         await post(database, [facts(acme.id, prompt_tokens=10**6)])  # late for June, twice
-        _, rows = read_csv(await exports.write(acme, month, "focus", "csv"))
+        _, rows = read_csv((await exports.write(acme, month, "focus", "csv")).path)
         assert {r["InvoiceId"] for r in rows} == {row.document["number"]}
         assert total_of(rows) == Decimal(row.document["total"])
         totals.append(total_of(rows))
@@ -127,7 +127,7 @@ async def test_focus_rows_add_up_to_invoices_and_ledger(
     last = facts(acme.id, prompt_tokens=10**6)
     unbilled = dollars((last.prompt_tokens - 40) * 100_000 + 40 * 20_000 + 10 * 400_000)
     rest_of_the_year = total_of(
-        read_csv(await exports.write(acme, Month(2026, 8), "focus", "csv"))[1]
+        read_csv((await exports.write(acme, Month(2026, 8), "focus", "csv")).path)[1]
     )
     hosted = [r for r in rows if r["SkuMeter"] == "Adapter hosting"]
     assert len(hosted) == 1
@@ -139,7 +139,7 @@ async def usage_after(exports: ExportService, tenant: Tenant) -> Decimal:
     """Usage of the months without an invoice; hosting is booked with the invoice."""
     total = Decimal(0)
     for month in range(8, 13):
-        _, rows = read_csv(await exports.write(tenant, Month(2026, month), "focus", "csv"))
+        _, rows = read_csv((await exports.write(tenant, Month(2026, month), "focus", "csv")).path)
         total += sum(Decimal(r["BilledCost"]) for r in rows if r["x_TokenType"] != "hosting")
     return total
 
@@ -148,7 +148,7 @@ async def usage_after(exports: ExportService, tenant: Tenant) -> Decimal:
 async def test_events_come_back_to_the_same_sums(
     exports: ExportService, acme: Tenant, format: Format
 ) -> None:
-    path = await exports.write(acme, JUNE, "events", format)
+    path = (await exports.write(acme, JUNE, "events", format)).path
     if format == "csv":
         rows = read_csv(path)[1]
     elif format == "jsonl":
@@ -169,13 +169,13 @@ async def test_regenerated_files_are_the_same_bytes(
     exports: ExportService, database: Database, acme: Tenant
 ) -> None:
     for kind, format in (("events", "csv"), ("events", "jsonl"), ("focus", "csv")):
-        path = await exports.write(acme, JUNE, kind, format)
+        path = (await exports.write(acme, JUNE, kind, format)).path
         first = path.read_bytes()
         path.unlink()
-        assert (await exports.write(acme, JUNE, kind, format)).read_bytes() == first
+        assert ((await exports.write(acme, JUNE, kind, format)).path).read_bytes() == first
     tables = []
     for _ in range(2):
-        path = await exports.write(acme, JUNE, "focus", "parquet")
+        path = (await exports.write(acme, JUNE, "focus", "parquet")).path
         tables.append(pq.read_table(path))
         path.unlink()
     assert tables[0].equals(tables[1])
@@ -185,12 +185,12 @@ async def test_a_final_months_file_is_written_once(
     exports: ExportService, database: Database, acme: Tenant
 ) -> None:
     await InvoiceService(database, LATER, "Example").finalize(acme, JUNE)
-    first = (await exports.write(acme, JUNE, "focus", "csv")).read_bytes()
+    first = ((await exports.write(acme, JUNE, "focus", "csv")).path).read_bytes()
     await post(database, [facts(acme.id)])
-    path = await exports.write(acme, JUNE, "focus", "csv")
+    path = (await exports.write(acme, JUNE, "focus", "csv")).path
     assert path.read_bytes() == first
     path.unlink()  # made anew, it says what is late, and adds up as before
-    again = read_csv(await exports.write(acme, JUNE, "focus", "csv"))[1]
+    again = read_csv((await exports.write(acme, JUNE, "focus", "csv")).path)[1]
     assert total_of(again) == total_of(read_csv_bytes(first))
 
 
@@ -199,7 +199,7 @@ def read_csv_bytes(content: bytes) -> list[dict[str, str]]:
 
 
 async def test_formulas_are_defused_and_numbers_stay(exports: ExportService, acme: Tenant) -> None:
-    _, rows = read_csv(await exports.write(acme, JUNE, "events", "csv"))
+    _, rows = read_csv((await exports.write(acme, JUNE, "events", "csv")).path)
     assert {row["model"] for row in rows} == {"tiny", "'=SUM(A1)"}
     assert [defused(text) for text in ("+1", "-1", "@x", "\tx", "", "a=b", None)] == [
         "'+1",
@@ -238,7 +238,7 @@ async def test_memory_does_not_grow_with_the_month(
             )
         tracemalloc.start()
         began = time.perf_counter()
-        path = await exports.write(tenant, JUNE, "events", "csv")
+        path = (await exports.write(tenant, JUNE, "events", "csv")).path
         seconds.append((time.perf_counter() - began) / int(manifest_of(path)["rows"]))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

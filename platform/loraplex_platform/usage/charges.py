@@ -1,7 +1,7 @@
 """What a tenant owes for a period, by item: usage at its prices, and hosting."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -78,9 +78,22 @@ class Charges:
 
     async def hosting(self, period: Period) -> list[HostingLine]:
         """Up to now: nobody owes what is still to come."""
-        tariffs, period = await self.tariffs(), Period(period.start, min(period.end, self._now))
+        return [line for _, line in await self.hosting_by([period])]
+
+    async def hosting_by(self, periods: Sequence[Period]) -> list[tuple[Period, HostingLine]]:
+        """The same for several periods."""
         adapters = await AdapterRepository(self._session).ever_of_tenant(self._tenant_id)
-        return [line for adapter in adapters for line in hosting_lines(adapter, period, tariffs)]
+        if not adapters:
+            return []
+        tariffs = await self.tariffs()
+        return [
+            (period, line)
+            for period in periods
+            for adapter in adapters
+            for line in hosting_lines(
+                adapter, Period(period.start, min(period.end, self._now)), tariffs
+            )
+        ]
 
     async def usage_pico(self, period: Period) -> int:
         """Tokens at their prices, without hosting."""

@@ -23,6 +23,7 @@ from loraplex_platform.usage.rollups import Sums
 
 COLUMNS = [field.name for field in fields(UsageFacts)]
 PAGE = 2_000  # events read at once
+Cursor = tuple[datetime, str]  # an event's start and id
 Level = Literal["key", "project", "tenant"]
 
 
@@ -59,7 +60,11 @@ class UsageRepository:
         await add_up(self._session, LatencyMinute, sums.latencies)
 
     async def pages(
-        self, period: Period | None = None, tenant_id: str | None = None
+        self,
+        period: Period | None = None,
+        tenant_id: str | None = None,
+        *,
+        after: Cursor | None = None,
     ) -> AsyncIterator[Sequence[UsageEvent]]:
         """Events that started within the period by (start, id), a page at a time."""
         order = (UsageEvent.started_at, UsageEvent.request_id)
@@ -70,7 +75,7 @@ class UsageRepository:
             start, end = period
             statement = statement.where(UsageEvent.started_at < end)
             statement = statement.where(UsageEvent.started_at >= start)
-        following = statement
+        following = statement if after is None else statement.where(tuple_(*order) > after)
         while page := (await self._session.scalars(following)).all():
             yield page
             last = (page[-1].started_at, page[-1].request_id)
@@ -101,6 +106,17 @@ class UsageRepository:
         ends = across_tenants(UsageEvent).with_only_columns(func.min(started), func.max(started))
         first, last = (await self._session.execute(ends)).one()
         return None if first is None else Period(first, last)
+
+    async def num_requests(self, tenant_id: str, period: Period) -> int:
+        """Of one tenant; the period starts and ends with quarter hours."""
+        start, end = period
+        statement = across_tenants(UsageQuarter).where(
+            UsageQuarter.tenant_id == tenant_id,
+            UsageQuarter.bucket >= start,
+            UsageQuarter.bucket < end,
+        )
+        requests = statement.with_only_columns(func.sum(UsageQuarter.requests))
+        return int(await self._session.scalar(requests) or 0)
 
     async def quarters(self, tenant_id: str, period: Period) -> Sequence[UsageQuarter]:
         """Of one tenant, oldest first; the period starts and ends with quarter hours."""

@@ -1,15 +1,19 @@
 """Exports: what was booked, to the pico-dollar, in files that finance can load."""
 
+import asyncio
 import csv
 import hashlib
 import io
 import json
+import re
 import time
 import tracemalloc
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import duckdb
+import pandas
 import pyarrow.parquet as pq
 import pytest
 from tests.focus_validator import faults_of
@@ -20,8 +24,10 @@ from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.models import BillingProfile, Tenant
 from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage import repository
 from loraplex_platform.usage.credit_service import CreditService
-from loraplex_platform.usage.exports import ExportService, Format, Kind
+from loraplex_platform.usage.export_files import Format, Kind
+from loraplex_platform.usage.exports import ExportService, Watcher
 from loraplex_platform.usage.focus import COLUMNS
 from loraplex_platform.usage.invoice_service import InvoiceService, Month
 from loraplex_platform.usage.ledger_repository import LedgerRepository
@@ -244,3 +250,107 @@ async def test_memory_does_not_grow_with_the_month(
         tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0]
     assert seconds[1] < 3 * seconds[0]
+
+
+@pytest.fixture
+async def paged(database: Database, monkeypatch: pytest.MonkeyPatch) -> Tenant:
+    """Acme with three short pages of events in June, which is final."""
+    monkeypatch.setattr(repository, "PAGE", 50)
+    tenant_id, _ = await two_tenants(database)
+    await post(
+        database, [facts(tenant_id, started_at=NOON + timedelta(seconds=n)) for n in range(120)]
+    )
+    tenant = await TenantService(database, SystemClock()).get("acme")
+    await InvoiceService(database, LATER, "Example").finalize(tenant, JUNE)
+    return tenant
+
+
+class Interrupted(Exception):
+    """As when somebody presses Ctrl-C."""
+
+
+def break_off(rows: int, total: int | None) -> None:
+    assert total == 120
+    if rows >= 100:
+        raise Interrupted
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+async def test_an_export_that_broke_off_is_gone_on_with(
+    exports: ExportService, paged: Tenant, tmp_path: Path, format: Format
+) -> None:
+    said, seen = list[str](), list[int]()
+    with pytest.raises(Interrupted):
+        await exports.write(paged, JUNE, "events", format, Watcher(rows=break_off))
+    [part] = (tmp_path / "exports").rglob("*.part")
+    with part.open("ab") as file:
+        file.write(b"half a li")  # of a page that was not noted
+    watcher = Watcher(rows=lambda rows, _: seen.append(rows), say=said.append)
+    written = await exports.write(paged, JUNE, "events", format, watcher)
+    assert said == ["goes on after 100 rows of an export that broke off"]
+    assert seen == [120]
+    content, manifest = written.path.read_bytes(), written.manifest
+    written.path.unlink()
+    whole = await exports.write(paged, JUNE, "events", format)
+    assert whole.path.read_bytes() == content
+    assert whole.manifest == manifest
+    assert list((tmp_path / "exports").rglob("*.part")) == []
+
+
+async def test_a_file_without_a_seam_begins_again_and_says_why(
+    exports: ExportService, paged: Tenant
+) -> None:
+    said = list[str]()
+    with pytest.raises(Interrupted):
+        await exports.write(paged, JUNE, "events", "parquet", Watcher(rows=break_off))
+    written = await exports.write(paged, JUNE, "events", "parquet", Watcher(say=said.append))
+    assert said == ["an export broke off; it begins again, because such a file has no seam"]
+    assert pq.read_table(written.path).num_rows == written.manifest["rows"] == 120
+
+
+async def test_two_who_want_one_file_get_the_same(exports: ExportService, acme: Tenant) -> None:
+    both = await asyncio.gather(*(exports.write(acme, JUNE, "events", "csv") for _ in range(4)))
+    assert len({written.sha256 for written in both}) == 1
+    assert hashlib.sha256(both[0].path.read_bytes()).hexdigest() == both[0].sha256
+
+
+@pytest.mark.parametrize("kind", ["events", "focus"])
+async def test_duckdb_pandas_and_libreoffice_read_the_same_sums(
+    exports: ExportService, database: Database, acme: Tenant, kind: Kind
+) -> None:
+    await InvoiceService(database, LATER, "Example").finalize(acme, JUNE)
+    column = "cost_usd" if kind == "events" else "BilledCost"
+    text = "model" if kind == "events" else "ChargeDescription"
+    found, texts = set(), []
+    for format in ("csv", "parquet"):
+        written = await exports.write(acme, JUNE, kind, format)
+        path, total = written.path, Decimal(written.manifest["sums"][column])
+        found.add(total)
+        read = f"read_csv('{path}', all_varchar=true)" if format == "csv" else f"'{path}'"
+        query = f'SELECT sum("{column}"::DECIMAL(38, 20)), count(*) FROM {read}'
+        sum_there, count = duckdb.sql(query).fetchall()[0]
+        assert count == written.manifest["rows"]
+        found.add(sum_there)
+        if format == "csv":
+            frame = pandas.read_csv(path, dtype={column: str}, keep_default_na=False)
+            texts.append(sorted(frame[text]))
+            texts.append(sorted(row[text] for row in as_libreoffice_reads(path)))
+            found.add(sum(Decimal(row[column]) for row in as_libreoffice_reads(path)))
+        else:
+            frame = pandas.read_parquet(path)
+        found.add(sum(map(Decimal, map(str, frame[column])), Decimal(0)))
+    assert len(found) == 1
+    assert texts[0] == texts[1]
+
+
+def as_libreoffice_reads(path: Path) -> list[dict[str, str]]:
+    """Its defaults: UTF-8, comma, «"» doubled within a field, which may hold line breaks."""
+    text = path.read_bytes().decode("utf-8-sig")
+    fields = re.compile(r'(?:"((?:[^"]|"")*)"|([^",\r\n]*))(,|\r?\n|$)')
+    lines: list[list[str]] = [[]]
+    for quoted, plain, end in fields.findall(text):
+        lines[-1].append(quoted.replace('""', '"') or plain)
+        if end != ",":
+            lines.append([])
+    head, *rows = [line for line in lines if line not in ([], [""])]
+    return [dict(zip(head, row, strict=True)) for row in rows]

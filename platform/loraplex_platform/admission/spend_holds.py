@@ -32,16 +32,16 @@ class SpendHolds:
     clock: Clock
     _delivered: set[str] = field(default_factory=set)  # of which the rows can go
 
-    async def take(self, claim: Claim, ttl_s: float) -> None:
-        """Durable on return."""
+    async def take(self, request_id: str, claim: Claim, ttl_s: float) -> None:
+        """Durable on return; the event of the request releases it."""
         expires_at = self.clock.now() + timedelta(seconds=ttl_s)
         async with self.database.unit_of_work() as session:
             holds = HoldRepository(session)
-            await holds.add(claim.id, claim.tenant, content_of(claim), expires_at)
+            await holds.add(request_id, claim.tenant, content_of(claim), expires_at)
 
-    def delivered(self, claim_id: str) -> None:
+    def delivered(self, request_id: str) -> None:
         """The limiter knows what became of it."""
-        self._delivered.add(claim_id)
+        self._delivered.add(request_id)
 
     async def open_of(self, tenant_id: str) -> Sequence[tuple[Claim, float]]:
         """The claims of a tenant's running requests, and how long each still lives, in seconds."""
@@ -49,8 +49,7 @@ class SpendHolds:
         async with self.database.reading() as session:
             rows = await HoldRepository(session).open_of(tenant_id, now)
         return [
-            (claim_of(row.id, tenant_id, row.claim), (row.expires_at - now).total_seconds())
-            for row in rows
+            (claim_of(tenant_id, row.claim), (row.expires_at - now).total_seconds()) for row in rows
         ]
 
     async def sweep(self) -> int:
@@ -87,8 +86,8 @@ class SpendHolds:
         assert row.used_tokens is not None, "a released hold says what was used"
         assert row.used_pico is not None, "a released hold says what was used"
         used = {"tokens": row.used_tokens, "spend": nano_of(row.used_pico)}
-        if await self.store.settle(claim_of(row.id, row.tenant_id, row.claim), used):
-            log.info("settled_for_another_process", claim=row.id)
+        if await self.store.settle(claim_of(row.tenant_id, row.claim), used):
+            log.info("settled_for_another_process", usage_request_id=row.id)
 
 
 def content_of(claim: Claim) -> dict[str, Any]:
@@ -97,13 +96,18 @@ def content_of(claim: Claim) -> dict[str, Any]:
         asdict(limit) | {"dimension": limit.dimension.name, "amount": amount}
         for limit, amount in claim.charges
     ]
-    return {"charges": charges, "taken_at_s": claim.taken_at_s, "is_local": claim.is_local}
+    return {
+        "id": claim.id,
+        "charges": charges,
+        "taken_at_s": claim.taken_at_s,
+        "is_local": claim.is_local,
+    }
 
 
-def claim_of(id: str, tenant_id: str, content: dict[str, Any]) -> Claim:
+def claim_of(tenant_id: str, content: dict[str, Any]) -> Claim:
     charges = tuple(
         Charge(Limit(**{**charge, "dimension": DIMENSIONS_OF_CLAIMS[charge["dimension"]]}), amount)
         for charge in ({**c} for c in content["charges"])
         for amount in [charge.pop("amount")]
     )
-    return Claim(id, tenant_id, charges, (), content["taken_at_s"], content["is_local"])
+    return Claim(content["id"], tenant_id, charges, (), content["taken_at_s"], content["is_local"])

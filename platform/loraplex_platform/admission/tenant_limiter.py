@@ -53,7 +53,7 @@ class TenantLimiter:
             self._rejections.add(demand.principal, demand.request_id, answer)
             raise error_of(answer, demand.model)
         if _is_priced(limits):
-            await self._hold(answer)
+            await self._hold(demand, answer)
         self._metrics.opened(demand.tier)
         return Reservation(demand, limit_headers(answer.charges, answer.readings), answer)
 
@@ -70,33 +70,33 @@ class TenantLimiter:
                 demand.principal.tenant_id, demand.model, actual.completion_tokens
             )
         if actual is None:
-            await self._end(claim, claim.unused())
+            await self._end(demand, claim, claim.unused())
             return
         took = actual.prompt_tokens + actual.completion_tokens
         used = {"tokens": took}
         if _is_priced(charge.limit for charge in claim.charges):
             used["spend"] = await self._nano(demand, actual.paid)
-        await self._end(claim, used)
+        await self._end(demand, claim, used)
         for limit, reserved in claim.charges:
             if limit.dimension.unit == "tokens":
                 self._metrics.estimated(reserved, took)
                 break
 
-    async def _hold(self, claim: Claim) -> None:
+    async def _hold(self, demand: Demand, claim: Claim) -> None:
         """What may be spent is durable before the engine works; or nothing was admitted."""
         try:
-            await self._holds.take(claim, self._claim_ttl_s)
+            await self._holds.take(demand.request_id, claim, self._claim_ttl_s)
         except BaseException as error:
             await self._gate.settle(claim, claim.unused())
             if isinstance(error, SQLAlchemyError | OSError):
                 raise Overloaded("Spending cannot be recorded.", retry_after_s=1.0) from error
             raise
 
-    async def _end(self, claim: Claim, used: Mapping[str, int]) -> None:
+    async def _end(self, demand: Demand, claim: Claim, used: Mapping[str, int]) -> None:
         """While the shared store is away, the hold stays, for whoever delivers it later."""
         is_told = await self._gate.settle(claim, used) or not self._gate.is_degraded
         if is_told and _is_priced(charge.limit for charge in claim.charges):
-            self._holds.delivered(claim.id)
+            self._holds.delivered(demand.request_id)
 
     async def _need(self, demand: Demand, limits: Sequence[Limit]) -> Need:
         tenant = demand.principal.tenant_id

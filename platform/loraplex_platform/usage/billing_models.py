@@ -186,7 +186,7 @@ class SpendHold(TenantOwned, Base):
         Index("ix_spend_hold_expires_at", "expires_at"),
     )
 
-    id: Mapped[str] = mapped_column(primary_key=True)  # the limiter's claim
+    id: Mapped[str] = mapped_column(primary_key=True)  # the request's, as admission knew it
     claim: Mapped[dict[str, Any]]  # as admission wrote it
     expires_at: Mapped[datetime]
     released_at: Mapped[datetime | None]

@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import openai
 import pytest
@@ -132,14 +133,18 @@ async def streamed_to_its_end(client: AsyncOpenAI, request: dict[str, object]) -
     return delivered
 
 
-async def test_a_crash_bills_what_was_delivered_and_retries_once(cramped: Served) -> None:
+def all_are_midway(stats: EngineStats) -> bool:
+    return sum(sequence.completion_tokens > 0 for sequence in stats.sequences) == 6
+
+
+async def test_a_crash_bills_what_was_delivered_and_retries_once(served: Served) -> None:
     """The killed engine's work is the tenants' as far as they got it, and ours beyond that."""
-    served, client = cramped, cramped.async_client("acme")
-    before = served.rows("select count(*), coalesce(sum(completion_tokens), 0) from usage_event")
+    client = served.async_client("acme")
+    before = {row[0] for row in served.rows("select request_id from usage_event")}
     request: dict[str, object] = {
         "model": served.model.name,
         "messages": [{"role": "user", "content": "go on"}],
-        "max_tokens": 200,
+        "max_tokens": 1_900,  # far more than are made between the look and the kill
         "extra_body": {"ignore_eos": True, "return_token_ids": True},
     }
     async with engine_of(served) as engine:
@@ -148,25 +153,36 @@ async def test_a_crash_bills_what_was_delivered_and_retries_once(cramped: Served
             asyncio.create_task(client.chat.completions.create(**request))  # type: ignore[call-overload]
             for _ in range(3)
         ]
-        running = await until_stats(engine, lambda s: sum(map(made, s.sequences)) > 30, 30)
+        running = await until_stats(engine, all_are_midway, 30)
         served.child("loraplex_engine").send_signal(signal.SIGKILL)
-        delivered = sum(await asyncio.gather(*streams))
+        delivered = await asyncio.gather(*streams)
         answers = await asyncio.gather(*wholes)
         stats = await until_stats(
             engine, lambda s: s.engine_id != running.engine_id and holds_nothing(s), 60
         )
-    await written(served, int(str(before[0][0])) + 6)
-    retried = sum(answer.usage.completion_tokens for answer in answers)
-    after = served.rows("select sum(completion_tokens), sum(discarded_tokens) from usage_event")
-    total = int(str(after[0][0])) - int(str(before[0][1]))
-    assert total == delivered + retried
+    await written(served, len(before) + 6)
+    columns = "request_id, completion_tokens, discarded_tokens, attempts, outcome"
+    rows = served.rows(f"select {columns} from usage_event")
+    events = [Ended(*row) for row in rows if row[0] not in before]
+    broken = [event for event in events if event.attempts == 1]
+    retried = [event for event in events if event.attempts == 2]
+    assert sorted(event.completion for event in broken) == sorted(delivered)
+    assert {event.outcome for event in broken} == {"error"}
+    assert [event.completion for event in retried] == [1_900] * 3
+    assert all(answer.usage.completion_tokens == 1_900 for answer in answers)
+    assert all(event.discarded > 0 for event in retried)
     [(acme,)] = served.rows("select id from tenant where name = 'acme'")
-    assert counted(stats)[str(acme)][2] == retried
-    attempts = served.rows("select count(*) from usage_event where attempts = 2")
-    assert attempts == [(3,)]
+    assert counted(stats)[str(acme)][2] == 3 * 1_900
+    known = sum(event.discarded for event in retried) + sum(delivered)
+    assert known >= sum(s.completion_tokens for s in running.sequences)  # the dead one's last word
     await client.close()
 
 
-def made(sequence: object) -> int:
-    tokens: int = sequence.completion_tokens  # type: ignore[attr-defined]
-    return tokens
+class Ended(NamedTuple):
+    """A usage event's last word."""
+
+    request_id: str
+    completion: int
+    discarded: int
+    attempts: int
+    outcome: str

@@ -63,6 +63,7 @@ def failures_of(validator: tuple[str, Path], path: Path) -> set[str]:
     python, folder = validator
     done = subprocess.run(
         [python, "-c", START, "--data-file", str(path), *ARGUMENTS],
+        cwd=folder,  # it looks for its tables from there
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,

@@ -49,6 +49,7 @@ def upgrade() -> None:
         batch_op.create_index("ix_lost_work_at", ["at"])
     with op.batch_alter_table("usage_event") as batch_op:
         batch_op.add_column(_counter("discarded_tokens"))
+    op.execute("UPDATE usage_event SET outcome = 'disconnect' WHERE outcome = 'abort'")
     for table in ("usage_quarter", "usage_minute"):
         with op.batch_alter_table(table) as batch_op:
             batch_op.add_column(_counter("generated_tokens"))
@@ -68,6 +69,9 @@ def downgrade() -> None:
     for table in ("usage_minute", "usage_quarter"):
         with op.batch_alter_table(table) as batch_op:
             batch_op.drop_column("generated_tokens")
+    op.execute(
+        "UPDATE usage_event SET outcome = 'abort' WHERE outcome IN ('disconnect', 'cancelled')"
+    )
     with op.batch_alter_table("usage_event") as batch_op:
         batch_op.drop_column("discarded_tokens")
     for table in ("lost_work", "engine_count", "spend_hold"):

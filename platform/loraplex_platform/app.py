@@ -268,7 +268,9 @@ def create_app(
     app.state.budgets = budgets
     app.state.credits = CreditService(database, clock)
     app.state.reports = Reports(database, clock)
-    app.state.invoices = InvoiceService(database, clock, settings.invoice_issuer)
+    app.state.invoices = InvoiceService(
+        database, clock, settings.invoice_issuer, settings.invoice_address
+    )
     app.state.exports = ExportService(
         database,
         clock,

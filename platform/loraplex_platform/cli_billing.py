@@ -281,4 +281,6 @@ def _budgets(database: Database) -> BudgetService:
 
 
 def _invoices(database: Database) -> InvoiceService:
-    return InvoiceService(database, SystemClock(), load_settings().invoice_issuer)
+    settings = load_settings()
+    issuer, address = settings.invoice_issuer, settings.invoice_address
+    return InvoiceService(database, SystemClock(), issuer, address)

@@ -53,7 +53,7 @@ BIG = {"prompt_tokens": 10**6, "cached_tokens": 0, "completion_tokens": 10**6}  
 
 
 def invoices_of(database: Database, now: datetime = LATER) -> InvoiceService:
-    return InvoiceService(database, ManualClock(now), "Example Inc.")
+    return InvoiceService(database, ManualClock(now), "Example Inc.", "Way 7; 12345 Town")
 
 
 async def acme_of(database: Database) -> Tenant:
@@ -130,6 +130,8 @@ async def test_fee_credits_and_tax_have_lines_of_their_own(database: Database) -
     assert await balance(database, acme, "credit") == 0
     page = html_of(document, status_of(row))
     assert "Acme &lt;GmbH&gt;" in page
+    assert "Way 7\n12345 Town" in page
+    assert row.due_at - row.finalized_at == timedelta(days=14)
     assert "@media print" in page
 
 

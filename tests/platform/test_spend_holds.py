@@ -320,3 +320,15 @@ async def test_who_is_billed_afterwards_needs_no_credit(database: Database, tmp_
     async with open_till(database, MemoryStore(), acme, tmp_path / "spool") as till:
         await till.reserve("req_1", most=10**6)
         assert await holds_in(database) == []
+
+
+async def test_a_budget_for_twenty_lets_twenty_through(database: Database, tmp_path: Path) -> None:
+    """However many tokens each says that it may take."""
+    acme = await limited(database, 20 * 10 * TOKEN_NANO * 1000)
+    async with open_till(database, MemoryStore(), acme, tmp_path / "spool") as till:
+        for number in range(20):
+            reservation = await till.reserve(f"req_{number:02}", most=100_000)
+            actual = await till.record(f"req_{number:02}", completion=10)
+            await till.limiter.settle(reservation, actual)
+        with pytest.raises(QuotaExceeded):
+            await till.reserve("req_20", most=100_000)

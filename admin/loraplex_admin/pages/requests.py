@@ -19,7 +19,7 @@ COLUMNS: Columns[Refusals] = {
     "first": lambda row: row.first,
     "last": lambda row: row.last,
 }
-OUTCOMES = ("stop", "length", "abort", "error")
+OUTCOMES = ("stop", "length", "disconnect", "cancelled", "error")
 
 
 async def show_requests(visit: Visit) -> Response:

@@ -6,7 +6,8 @@ from typing import Literal
 
 from loraplex_engine.messages import Tier
 
-Outcome = Literal["stop", "length", "abort", "error"]
+# disconnect: the client went away; cancelled: it was stopped by us, as when its tenant is suspended.
+Outcome = Literal["stop", "length", "disconnect", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,11 @@ class Month:
 class InvoiceService:
     """Makes drafts from what was booked, and final invoices from drafts."""
 
-    def __init__(self, database: Database, clock: Clock, issuer: str) -> None:
+    def __init__(self, database: Database, clock: Clock, issuer: str, address: str = "") -> None:
         self._database = database
         self._clock = clock
         self._issuer = issuer
+        self._address = "\n".join(line.strip() for line in address.split(";"))
 
     async def draft(self, tenant: Tenant, month: Month) -> dict[str, Any]:
         """What an invoice would say at this moment."""
@@ -200,6 +201,7 @@ class InvoiceService:
         return {
             "title": title,
             "issuer": self._issuer,
+            "issuer_address": self._address,
             "tenant": tenant.id,
             "bill_to": {"name": name, "address": profile.address},
         }

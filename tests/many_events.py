@@ -52,7 +52,7 @@ class Effort:
 @contextmanager
 def effort_of(database: Database) -> Iterator[Effort]:
     """Counts until the block ends; connections that were open before count no steps."""
-    effort, engine = Effort(), database._engine.sync_engine
+    effort = Effort()
 
     def count_statement(*_: Any) -> None:
         effort.statements += 1
@@ -64,8 +64,11 @@ def effort_of(database: Database) -> Iterator[Effort]:
     def connected(connection: Any, _: object) -> None:
         connection.driver_connection._conn.set_progress_handler(count_steps, STEP_EVERY)
 
-    event.listen(engine, "before_cursor_execute", count_statement)
-    event.listen(engine, "connect", connected)
+    engines = [engine.sync_engine for engine in database._engines]
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", count_statement)
+        event.listen(engine, "connect", connected)
     yield effort
-    event.remove(engine, "before_cursor_execute", count_statement)
-    event.remove(engine, "connect", connected)
+    for engine in engines:
+        event.remove(engine, "before_cursor_execute", count_statement)
+        event.remove(engine, "connect", connected)

@@ -104,7 +104,7 @@ async def two_tenants(database: Database) -> tuple[str, str]:
 
 async def add_book(database: Database, book: PriceBook) -> None:
     """Publishes a book whose time has come already."""
-    async with changing(database, COMMAND_LINE.actor, SystemClock()) as session:
+    async with changing(database, COMMAND_LINE, SystemClock()) as session:
         session.add(
             PriceBookRow(
                 id=book.id,

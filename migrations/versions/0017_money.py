@@ -3,12 +3,18 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0013_money"
-down_revision = "0012_batch_orders"
+revision = "0017_money"
+down_revision = "0016_console"
 branch_labels = None
 depends_on = None
 
 ZERO = sa.text("0")
+OWNED = ("spend_hold", "lost_work", "engine_count")
+# As for every table of tenants: see 0014_row_security.
+POLICY = """
+CREATE POLICY own_rows ON {table}
+USING ((SELECT current_setting('loraplex.tenant_id', true)) IN (tenant_id, '*'))
+"""
 
 
 def upgrade() -> None:
@@ -57,6 +63,11 @@ def upgrade() -> None:
         batch_op.add_column(
             sa.Column("is_prepaid", sa.Boolean(), nullable=False, server_default=sa.false())
         )
+    if op.get_bind().dialect.name == "postgresql":
+        for table in OWNED:
+            op.execute(POLICY.format(table=table))
+            op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+            op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
 
 
 def _counter(name: str) -> "sa.Column[int]":

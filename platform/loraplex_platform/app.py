@@ -129,18 +129,14 @@ def create_app(
     gate = Gate(store, history, open_holds=holds.open_of)
     books = Books(prices, clock)
     meter = Meter(database, books, Spool(settings.home / "spool"))
-    drift_metrics = DriftMetrics(metrics.registry)
-    reconciliation = Reconciliation(database, engine, clock, drift_metrics)
+    reconciliation = Reconciliation(database, engine, clock, DriftMetrics(metrics.registry))
     budgets = BudgetService(database, clock, Spending(prices))
     rejections = RejectionLog(database, clock)
-    tenant_limiter = TenantLimiter(
-        gate,
-        EffectiveLimits(database, clock),
-        rejections,
-        limiter_metrics,
-        settings.claim_ttl_s,
-        prices,
-        holds,
+    limits = EffectiveLimits(database, clock)
+    ttl_s = settings.claim_ttl_s
+    tenant_limiter = TenantLimiter(gate, limits, rejections, limiter_metrics, ttl_s, prices, holds)
+    for_lines = line_limiter(
+        settings, database, clock, gate, rejections, limiter_metrics, prices, holds
     )
     desk = open_desk(settings, database, engine, clock, model.id, check_adapter_bytes)
     prompt_service = PromptService(database, clock)
@@ -164,10 +160,7 @@ def create_app(
         engine=engine,
         model=model,
         database=database,
-        limiter=limiter
-        or line_limiter(
-            settings, database, clock, gate, rejections, limiter_metrics, prices, holds
-        ),
+        limiter=limiter or for_lines,
         metrics=metrics,
         secrets=secrets,
         files=file_service,
@@ -268,15 +261,10 @@ def create_app(
     app.state.budgets = budgets
     app.state.credits = CreditService(database, clock)
     app.state.reports = Reports(database, clock)
-    app.state.invoices = InvoiceService(
-        database, clock, settings.invoice_issuer, settings.invoice_address
-    )
+    issuer, address = settings.invoice_issuer, settings.invoice_address
+    app.state.invoices = InvoiceService(database, clock, issuer, address)
     app.state.exports = ExportService(
-        database,
-        clock,
-        settings.home / "exports",
-        issuer=settings.invoice_issuer,
-        region=settings.region,
+        database, clock, settings.home / "exports", issuer=issuer, region=settings.region
     )
     app.state.gate = gate
     app.state.reconciliation = reconciliation

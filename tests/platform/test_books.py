@@ -69,7 +69,7 @@ async def test_a_fault_of_ours_is_counted_and_costs_nothing(database: Database) 
 async def books_after(home: Settings, batches: list[list[UsageFacts]]) -> tuple[object, ...]:
     """What a fresh database says once these were posted."""
     database = Database(home.database)
-    async with changing(database, COMMAND_LINE.actor, ManualClock()) as session:
+    async with changing(database, COMMAND_LINE, ManualClock()) as session:
         session.add_all(Tenant(id=id, name=id, state="active", created_at=NOON) for id in "ab")
     for batch in batches:
         await post(database, batch)
@@ -215,7 +215,7 @@ async def test_a_request_costs_eight_statements(database: Database) -> None:
     def note(_: object, __: object, statement: str, *___: object) -> None:
         seen.append(statement.split("(")[0].strip())
 
-    engine = database._engine.sync_engine
+    engine = database._engines[-1].sync_engine  # the writer's
     event.listen(engine, "before_cursor_execute", note)
     for number in (1, 100):
         seen.clear()

@@ -233,7 +233,7 @@ def test_events_ledger_and_invoices_agree_to_the_pico_dollar(
 ) -> None:
     async def story(database: Database) -> None:
         tenant = Tenant(id="a", name="a", state="active", created_at=NOON)
-        async with changing(database, COMMAND_LINE.actor, ManualClock()) as session:
+        async with changing(database, COMMAND_LINE, ManualClock()) as session:
             session.add(tenant)
         start = NOON - timedelta(days=60)
         half = {"prices": [{"kind": "completion", "usd_per_million": "0.2"}]}

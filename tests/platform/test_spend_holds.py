@@ -82,7 +82,7 @@ async def test_event_ledger_and_outbox_are_one_transaction(till: Till) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("at the very end")
 
-    engine = till.database._engine.sync_engine
+    engine = till.database._engines[-1].sync_engine  # the writer's
     event.listen(engine, "commit", refuse)
     with pytest.raises(RuntimeError):
         await till.record("req_1")

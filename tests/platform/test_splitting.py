@@ -69,7 +69,7 @@ def test_days_and_any_other_parts_add_up(
     migrated: Path, made: list[UsageFacts], zone: ZoneInfo, cuts: list[datetime]
 ) -> None:
     async def story(database: Database) -> None:
-        async with changing(database, COMMAND_LINE.actor, ManualClock()) as session:
+        async with changing(database, COMMAND_LINE, ManualClock()) as session:
             session.add(Tenant(id="a", name="a", state="active", created_at=START))
         dear = {"prices": [{"kind": "completion", "usd_per_million": "0.7"}]}
         change = datetime(2028, 3, 3, 7, 45, tzinfo=UTC)

@@ -93,8 +93,8 @@ class TenantLimiter:
             raise
 
     async def _end(self, demand: Demand, claim: Claim, used: Mapping[str, int]) -> None:
-        """While the shared store is away, the hold stays, for whoever delivers it later."""
-        is_told = await self._gate.settle(claim, used) or not self._gate.is_degraded
+        """What the shared store has not heard yet, whoever sweeps the holds makes sure of later."""
+        is_told = await self._gate.settle(claim, used)
         if is_told and _is_priced(charge.limit for charge in claim.charges):
             self._holds.delivered(demand.request_id)
 

@@ -68,7 +68,7 @@ async def set_billing(
 ) -> BillingOut:
     """Zone, address, tax, minimum fee, whether credits are all that it may spend."""
     await tenants.find(by, tenant_id)
-    profile = await credits.set_profile(body.profile(tenant_id), by)
+    profile = await credits.set_profile(body.profile(tenant_id), by=by)
     return BillingOut.of(profile, await credits.balance(tenant_id))
 
 

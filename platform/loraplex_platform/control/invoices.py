@@ -72,7 +72,7 @@ async def finalize_invoice(
 ) -> dict[str, Any]:
     """Number a month's invoice; from then on it does not change."""
     tenant = await tenants.find(by, tenant_id)
-    return summary_of(await invoices.finalize(tenant, month_of(body.month), by))
+    return summary_of(await invoices.finalize(tenant, month_of(body.month), by=by))
 
 
 @router.get(INVOICE)
@@ -94,7 +94,7 @@ async def pay_invoice(
 ) -> dict[str, Any]:
     """The money is there; a second time changes nothing."""
     await invoices.get(invoice_id, tenant_id)
-    return summary_of(await invoices.pay(invoice_id, by))
+    return summary_of(await invoices.pay(invoice_id, by=by))
 
 
 @router.post(INVOICE + "/void", dependencies=[Once])
@@ -103,7 +103,7 @@ async def void_invoice(
 ) -> dict[str, Any]:
     """Take it back with a credit note, which is the answer."""
     await invoices.get(invoice_id, tenant_id)
-    return summary_of(await invoices.void(invoice_id, by))
+    return summary_of(await invoices.void(invoice_id, by=by))
 
 
 @router.get(EXPORT + ".manifest.json")

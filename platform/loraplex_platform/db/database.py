@@ -133,8 +133,8 @@ class Database:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[AsyncSession]:
-        """Reading, and every statement sees the same moment."""
-        async with self._read() as session:
+        """Reading of all tenants' rows, and every statement sees the same moment."""
+        async with self._read(info=_info(None)) as session:
             if self._engine.dialect.name == "postgresql":  # SQLite's readers do so anyway
                 await session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             yield session

@@ -55,7 +55,7 @@ class PriceService:
             created_at=self._clock.now(),
         )
         try:
-            async with changing(self._database, by.actor, self._clock) as session:
+            async with changing(self._database, by, self._clock) as session:
                 await PriceRepository(session).add(row)
         except IntegrityError as error:
             raise Conflict("another book takes effect at that moment") from error

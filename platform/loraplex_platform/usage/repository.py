@@ -9,11 +9,7 @@ from sqlalchemy import func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants, remove_across_tenants
-<<<<<<< HEAD
-from loraplex_platform.db.upsert import add_up, insert_into
-=======
-from loraplex_platform.db.upsert import MAX_PARAMETERS, add_up, insert_into, keep_writers_out
->>>>>>> cc01021 (Minutes are rebuilt too; README computes a bill that the ledger repeats)
+from loraplex_platform.db.upsert import add_up, insert_into, keep_writers_out
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 from loraplex_platform.usage.periods import Period

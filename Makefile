@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow test-servers bench bench-live bench-neighbour theorems sim check format
+.PHONY: serve test test-slow test-servers bench bench-live bench-books bench-neighbour theorems sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -23,6 +23,9 @@ bench: .venv/.installed
 
 bench-live: .venv/.installed
 	$(BIN)/python tests/bench/bench_live.py
+
+bench-books: .venv/.installed
+	PYTHONPATH=. $(BIN)/python tests/bench/bench_books.py
 
 bench-neighbour: .venv/.installed
 	$(BIN)/python tests/bench/bench_neighbour.py

@@ -10,10 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from loraplex_engine.messages import TIERS
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import ManualClock, SystemClock
+from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import Adapter, LedgerEntry, PriceBookRow, UsageEvent, UsageQuarter
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.books import Books
@@ -86,7 +88,7 @@ def any_facts(draw: st.DrawFn, tenants: tuple[str, ...] = ("ten_a", "ten_b")) ->
         tier=draw(st.sampled_from(TIERS)),
         adapter_version=version,
         model=version or BASE_MODEL,
-        outcome=draw(st.sampled_from(["stop", "length", "abort", "error"])),
+        outcome=draw(st.sampled_from(["stop", "length", "disconnect", "cancelled", "error"])),
         delivered=draw(st.booleans()),
         prompt_tokens=prompt,
         cached_tokens=draw(st.integers(0, prompt)),
@@ -102,7 +104,7 @@ async def two_tenants(database: Database) -> tuple[str, str]:
 
 async def add_book(database: Database, book: PriceBook) -> None:
     """Publishes a book whose time has come already."""
-    async with database.unit_of_work() as session:
+    async with changing(database, COMMAND_LINE, SystemClock()) as session:
         session.add(
             PriceBookRow(
                 id=book.id,

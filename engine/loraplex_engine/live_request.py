@@ -55,11 +55,14 @@ class LiveRequest:
     def finished(self, ending: Ending, now: float) -> Finished:
         seq = self.seq
         admitted_s = now if seq.admitted_s is None else seq.admitted_s
+        was_computed = (
+            self.is_accounted or ending.reason != "abort"
+        )  # who left the queue owes nothing
         return Finished(
             request_id=seq.request_id,
             finish_reason=ending.reason,
-            prompt_tokens=seq.num_prompt_tokens,
-            cached_tokens=seq.num_cached,
+            prompt_tokens=seq.num_prompt_tokens if was_computed else 0,
+            cached_tokens=seq.num_cached if was_computed else 0,
             completion_tokens=len(seq.output_ids),
             recomputed_tokens=seq.num_recomputed,
             queue_s=admitted_s - seq.arrival_s,

@@ -19,6 +19,7 @@ from loraplex_platform.admission.plans import PlanService
 from loraplex_platform.admission.refusals import RefusalService
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.admission.service import LimitService
+from loraplex_platform.admission.spend_holds import SpendHolds
 from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.admission.stores import open_store
 from loraplex_platform.admission.tenant_limiter import TenantLimiter
@@ -79,6 +80,7 @@ from loraplex_platform.usage.exports import ExportService
 from loraplex_platform.usage.invoice_service import InvoiceService
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.reconciliation import DriftMetrics, Reconciliation
 from loraplex_platform.usage.reports import Reports
 from loraplex_platform.usage.requests import RequestLog
 from loraplex_platform.usage.spending import Spending
@@ -122,18 +124,19 @@ def create_app(
         settings.redis_url, settings.redis_timeout_s, settings.workers, limiter_metrics.degraded
     )
     prices = PriceService(database, clock)
-    gate = Gate(store, UsageHistory(database, clock, Spending(prices)))
+    holds = SpendHolds(database, store, clock)
+    history = UsageHistory(database, clock, Spending(prices))
+    gate = Gate(store, history, open_holds=holds.open_of)
     books = Books(prices, clock)
     meter = Meter(database, books, Spool(settings.home / "spool"))
+    reconciliation = Reconciliation(database, engine, clock, DriftMetrics(metrics.registry))
     budgets = BudgetService(database, clock, Spending(prices))
     rejections = RejectionLog(database, clock)
-    tenant_limiter = TenantLimiter(
-        gate,
-        EffectiveLimits(database, clock),
-        rejections,
-        limiter_metrics,
-        settings.claim_ttl_s,
-        prices,
+    limits = EffectiveLimits(database, clock)
+    ttl_s = settings.claim_ttl_s
+    tenant_limiter = TenantLimiter(gate, limits, rejections, limiter_metrics, ttl_s, prices, holds)
+    for_lines = line_limiter(
+        settings, database, clock, gate, rejections, limiter_metrics, prices, holds
     )
     desk = open_desk(settings, database, engine, clock, model.id, check_adapter_bytes)
     prompt_service = PromptService(database, clock)
@@ -157,8 +160,7 @@ def create_app(
         engine=engine,
         model=model,
         database=database,
-        limiter=limiter
-        or line_limiter(settings, database, clock, gate, rejections, limiter_metrics, prices),
+        limiter=limiter or for_lines,
         metrics=metrics,
         secrets=secrets,
         files=file_service,
@@ -194,7 +196,9 @@ def create_app(
                 news.run,
                 rejections.run,
                 meter.run,
+                holds.run,
                 budgets.run,
+                reconciliation.run,
                 authenticator.uses.run,
                 shares.run,
                 warmth.run,
@@ -210,6 +214,7 @@ def create_app(
         for task in running:
             task.cancel()
         await rejections.flush()
+        await holds.flush()
         await authenticator.uses.flush()
         meter.close()
         await gate.close()
@@ -256,16 +261,14 @@ def create_app(
     app.state.budgets = budgets
     app.state.credits = CreditService(database, clock)
     app.state.reports = Reports(database, clock)
-    app.state.invoices = InvoiceService(database, clock, settings.invoice_issuer)
+    issuer, address = settings.invoice_issuer, settings.invoice_address
+    app.state.invoices = InvoiceService(database, clock, issuer, address)
     app.state.exports = ExportService(
-        database,
-        clock,
-        settings.home / "exports",
-        issuer=settings.invoice_issuer,
-        region=settings.region,
+        database, clock, settings.home / "exports", issuer=issuer, region=settings.region
     )
     app.state.gate = gate
-    app.state.health = Health(database, engine, gate)
+    app.state.reconciliation = reconciliation
+    app.state.health = Health(database, engine, gate, reconciliation)
     app.state.refusals = RefusalService(database, clock)
     app.state.overview = OverviewService(engine, database, app.state.refusals, gate, prices, clock)
     app.state.requests = RequestLog(database)

@@ -15,10 +15,10 @@ from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.billing_models import BillingProfile
-from loraplex_platform.usage.books import rebuild_quarters
+from loraplex_platform.usage.books import rebuild as rebuild_books
 from loraplex_platform.usage.budget_service import BudgetService
 from loraplex_platform.usage.credit_service import CreditService
-from loraplex_platform.usage.exports import FORMATS, KINDS, ExportService
+from loraplex_platform.usage.exports import FORMATS, KINDS, ExportService, Watcher
 from loraplex_platform.usage.invoice_document import canonical, html_of
 from loraplex_platform.usage.invoice_service import InvoiceService, Month, status_of
 from loraplex_platform.usage.money import pico_of, text_of
@@ -68,6 +68,9 @@ def profile(
     tax_percent: Annotated[float, typer.Option(help="For example 19 or 7.7.")] = 0.0,
     minimum_fee: Annotated[float, typer.Option(help="US dollars a month.")] = 0.0,
     payment_days: int = 30,
+    prepaid: Annotated[
+        bool, typer.Option("--prepaid", help="Refuse requests once the credits are used up.")
+    ] = False,
 ) -> None:
     """Set how a tenant is billed."""
 
@@ -83,6 +86,7 @@ def profile(
                     tax_basis_points=round(tax_percent * 100),
                     minimum_fee_cents=round(minimum_fee * 100),
                     payment_days=payment_days,
+                    is_prepaid=prepaid,
                 )
             )
 
@@ -228,14 +232,12 @@ def export(
             )
             with Progress(transient=True) as bar:
                 task = bar.add_task("rows", total=None)
-                path = await service.write(
-                    owner,
-                    _month(month),
-                    kind,
-                    format,
-                    lambda rows: bar.update(task, completed=rows),
+                watcher = Watcher(
+                    rows=lambda rows, total: bar.update(task, completed=rows, total=total),
+                    say=lambda text: typer.echo(text, err=True),
                 )
-        typer.echo(str(path))
+                written = await service.write(owner, _month(month), kind, format, watcher)
+        typer.echo(str(written.path))
 
     run(work())
 
@@ -246,7 +248,7 @@ def rebuild() -> None:
 
     async def work() -> None:
         async with open_database() as database:
-            typer.echo(f"{await rebuild_quarters(database)} events")
+            typer.echo(f"{await rebuild_books(database, SystemClock())} events")
 
     run(work())
 
@@ -279,4 +281,6 @@ def _budgets(database: Database) -> BudgetService:
 
 
 def _invoices(database: Database) -> InvoiceService:
-    return InvoiceService(database, SystemClock(), load_settings().invoice_issuer)
+    settings = load_settings()
+    issuer, address = settings.invoice_issuer, settings.invoice_address
+    return InvoiceService(database, SystemClock(), issuer, address)

@@ -33,6 +33,7 @@ class Settings:
     workers: int = 1  # API processes
     region: str = "local"
     invoice_issuer: str = "Loraplex"  # who stands on invoices and in exports
+    invoice_address: str = ""  # the issuer's, on invoices; lines are parted by semicolons
     model: str | None = None  # folder or hub id; None: the demo model
     served_model_name: str | None = None  # the base model's id; None: its folder's name
     engine_address: str | None = None  # ipc://PATH or tcp://HOST:PORT; None: a socket in home
@@ -145,6 +146,7 @@ TEXT = (
     "redis_url",
     "region",
     "invoice_issuer",
+    "invoice_address",
     "model",
     "served_model_name",
     "engine_address",

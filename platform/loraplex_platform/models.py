@@ -28,8 +28,16 @@ from loraplex_platform.usage.billing_models import (
     InvoiceRow,
     LedgerEntry,
     PriceBookRow,
+    SpendHold,
 )
-from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
+from loraplex_platform.usage.models import (
+    EngineCount,
+    LatencyMinute,
+    LostWork,
+    UsageEvent,
+    UsageMinute,
+    UsageQuarter,
+)
 
 __all__ = [
     "Adapter",
@@ -46,6 +54,7 @@ __all__ = [
     "CreditGrant",
     "CreditUse",
     "Delivery",
+    "EngineCount",
     "IdempotentRequest",
     "InvoiceLine",
     "InvoiceRow",
@@ -55,6 +64,7 @@ __all__ = [
     "LimitOverride",
     "LimitRule",
     "LoginSession",
+    "LostWork",
     "OneTimeLink",
     "Person",
     "Plan",
@@ -64,6 +74,7 @@ __all__ = [
     "RejectionCount",
     "RejectionSamples",
     "ServiceAccount",
+    "SpendHold",
     "StoredFile",
     "StoredPrompt",
     "Tenant",

@@ -109,8 +109,8 @@ async def test_survivors_of_64_streams_get_their_solo_tokens_and_nothing_is_held
     outcomes = "select outcome, count(*) from usage_event group by outcome"
     gone = sum(leaves is not None for leaves in leaving)
     await asyncio.to_thread(
-        until, lambda: dict(demo.rows(outcomes)).get("abort") == gone, 10, outcomes
+        until, lambda: dict(demo.rows(outcomes)).get("disconnect") == gone, 10, outcomes
     )
     assert dict(demo.rows(outcomes)) == {
-        "abort": gone, "length": NUM_CLIENTS - gone + len(questions),
+        "disconnect": gone, "length": NUM_CLIENTS - gone + len(questions),
     }  # fmt: skip

@@ -56,6 +56,18 @@ async def path_of(stand: AdminStand, template: str) -> str:
     if "{webhook_id}" in template:
         made = await stand.made("/tenants/{tenant_id}/webhooks", {"url": "https://example.org"})
         template = template.replace("{webhook_id}", made["webhook"]["id"])
+    if "{invoice_id}" in template:
+        made = await stand.made("/tenants/{tenant_id}/invoices", {"month": "2020-01"})
+        template = template.replace("{invoice_id}", made["id"])
+    if "{span}" in template:
+        template = template.replace("{span}", "month")
+        assert (await stand.call("PUT", template, {"amount": "1"})).status_code == 200
+    for name, value in (("{month}", "2020-01"), ("{kind}", "focus"), ("{format}", "csv")):
+        template = template.replace(name, value)
+    if template.endswith("/draft"):
+        template += "?month=2020-01"
+    if template.startswith("/usage/"):
+        template += "?start_time=1577836800"
     template = template.replace("{dimension}", "requests_per_minute")
     if template == PROJECT:  # the default project cannot be archived
         other = await stand.made("/tenants/{tenant_id}/projects", {"name": "web"})
@@ -86,9 +98,26 @@ WEBHOOK = "/tenants/{tenant_id}/webhooks/{webhook_id}"
 BODIES["POST", "/tenants/{tenant_id}/webhooks"] = {"url": "https://example.org/hook"}
 BODIES["PATCH", WEBHOOK] = {"is_active": False}
 BODIES["PATCH", "/tenants/{tenant_id}/prompt_storage"] = {"stores_prompts": True}
+KINDS = ("uncached_prompt", "cached_prompt", "completion")
+BOOK = {
+    "prices": [{"kind": kind, "usd_per_million": "0.3"} for kind in KINDS],
+    "hosting_usd_per_gib_hour": "0.002",
+}
+BODIES["POST", "/price_books"] = {
+    "effective_from": "2090-01-01T00:00:00Z",
+    "content": BOOK,
+    "tenant_id": None,
+}
+BODIES["PUT", "/tenants/{tenant_id}/billing"] = {"tax_percent": "19", "is_prepaid": True}
+BODIES["POST", "/tenants/{tenant_id}/credits"] = {"key": "k", "amount": "5"}
+BODIES["PUT", "/tenants/{tenant_id}/budgets/{span}"] = {"amount": "2", "is_hard": True}
+BODIES["POST", "/tenants/{tenant_id}/invoices"] = {"month": "2020-02"}
 BODIES["POST", "/plans"] = {"name": "silver"}
 BODIES["PATCH", "/plans/{plan_id}"] = {"weight": 2}
+INVOICE = "/tenants/{tenant_id}/invoices/{invoice_id}"
 BODILESS: set[Route] = {
+    ("POST", INVOICE + "/pay"),
+    ("POST", INVOICE + "/void"),
     ("POST", WEBHOOK + "/test"),
     ("POST", "/tenants/{tenant_id}/suspend"),
     ("POST", "/tenants/{tenant_id}/resume"),
@@ -112,7 +141,14 @@ STAFF_ONLY: set[Route] = {
     ("DELETE", "/tenants/{tenant_id}"),
     ("POST", "/tenants/{tenant_id}/suspend"),
     ("POST", "/tenants/{tenant_id}/resume"),
-    *(route for route in ROUTES if route[1].startswith(("/people", "/plans"))),
+    ("PUT", "/tenants/{tenant_id}/billing"),
+    ("POST", "/tenants/{tenant_id}/credits"),
+    ("PUT", "/tenants/{tenant_id}/budgets/{span}"),
+    ("DELETE", "/tenants/{tenant_id}/budgets/{span}"),
+    ("POST", "/tenants/{tenant_id}/invoices"),
+    ("POST", INVOICE + "/pay"),
+    ("POST", INVOICE + "/void"),
+    *(r for r in ROUTES if r[1].startswith(("/people", "/plans", "/price_books", "/usage/"))),
     *(
         route
         for route in ROUTES

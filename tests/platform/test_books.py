@@ -9,6 +9,8 @@ import pytest
 from hypothesis import Phase, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from sqlalchemy import event
+from tests.many_events import JUNE, effort_of, seed_events
 from tests.platform_stand import home_like
 from tests.usage_stand import (
     NOON,
@@ -27,11 +29,14 @@ from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants
-from loraplex_platform.kit.clock import ManualClock
+from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import LatencyMinute, Tenant, UsageMinute
-from loraplex_platform.usage.books import prune_minutes, rebuild_quarters
+from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage.books import prune_minutes, rebuild
+from loraplex_platform.usage.exports import ExportService
 from loraplex_platform.usage.facts import UsageFacts
+from loraplex_platform.usage.invoice_service import Month
 from loraplex_platform.usage.ledger_repository import LedgerRepository
 from loraplex_platform.usage.periods import Period
 from loraplex_platform.usage.price_repository import PriceRepository
@@ -57,14 +62,14 @@ async def test_a_fault_of_ours_is_counted_and_costs_nothing(database: Database) 
     acme, _ = await two_tenants(database)
     await post(database, [facts(acme, outcome="error", delivered=False)])
     assert await entries_of(database) == {}
-    [(requests, failed, *paid, unbilled, _)] = (await quarters_of(database)).values()
-    assert (requests, failed, paid, unbilled) == (1, 1, [0, 0, 0], 110)
+    [(requests, failed, *paid, unbilled, _, generated)] = (await quarters_of(database)).values()
+    assert (requests, failed, paid, unbilled, generated) == (1, 1, [0, 0, 0], 110, 10)
 
 
 async def books_after(home: Settings, batches: list[list[UsageFacts]]) -> tuple[object, ...]:
     """What a fresh database says once these were posted."""
     database = Database(home.database)
-    async with changing(database, COMMAND_LINE.actor, ManualClock()) as session:
+    async with changing(database, COMMAND_LINE, ManualClock()) as session:
         session.add_all(Tenant(id=id, name=id, state="active", created_at=NOON) for id in "ab")
     for batch in batches:
         await post(database, batch)
@@ -128,8 +133,30 @@ async def test_roll_ups_can_be_made_anew(database: Database) -> None:
     async with database.unit_of_work() as session:
         await UsageRepository(session).clear_quarters(Period(start, NOON + timedelta(days=9)))
     assert await quarters_of(database) == {}
-    assert await rebuild_quarters(database) == 60
+    assert await rebuild(database, ManualClock(NOON + timedelta(days=4))) == 60
     assert await quarters_of(database) == kept
+
+
+async def test_minutes_can_be_made_anew(database: Database) -> None:
+    acme, globex = await two_tenants(database)
+    started = [NOON - timedelta(hours=h, minutes=7) for h in (0, 1, 30, 47, 60)]
+    await post(database, [facts(t, started_at=at) for at in started for t in (acme, globex, acme)])
+    await prune_minutes(database, ManualClock(NOON))
+    kept = [await rows_of(database, table) for table in (UsageMinute, LatencyMinute)]
+    async with database.unit_of_work() as session:
+        await UsageRepository(session).clear_minutes(Period(NOON - timedelta(days=9), NOON))
+    await rebuild(database, ManualClock(NOON))
+    assert [await rows_of(database, table) for table in (UsageMinute, LatencyMinute)] == kept
+    assert [len(rows) for rows in kept] == [8, 24]
+
+
+async def rows_of(
+    database: Database, table: type[UsageMinute] | type[LatencyMinute]
+) -> list[tuple[object, ...]]:
+    async with database.reading() as session:
+        rows = await session.scalars(across_tenants(table))
+        columns = [column.name for column in table.__table__.columns]
+        return sorted(tuple(getattr(row, name) for name in columns) for row in rows)
 
 
 async def test_minutes_are_kept_for_two_days(database: Database) -> None:
@@ -176,3 +203,49 @@ async def test_sixteen_writers_agree_on_postgres(postgres_url: str) -> None:
     database = Database(postgres_url, pool_size=16)
     await sixteen_writers_agree(database)
     await database.close()
+
+
+async def test_a_request_costs_eight_statements(database: Database) -> None:
+    """The event, its hold, the ledger, three roll-ups, and the transaction around them."""
+    acme, _ = await two_tenants(database)
+    books = books_of(database)
+    await post(database, [facts(acme)], books)  # prices are read once a second
+    seen: list[str] = []
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        seen.append(statement.split("(")[0].strip())
+
+    engine = database._engines[-1].sync_engine  # the writer's
+    event.listen(engine, "before_cursor_execute", note)
+    for number in (1, 100):
+        seen.clear()
+        await post(database, [facts(acme) for _ in range(number)], books)
+        assert len(seen) <= 8, seen
+    event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.mark.slow
+async def test_ten_times_the_events_cost_ten_times_the_work(tmp_path: Path) -> None:
+    """Statements and rows that SQLite looks at, for the roll-ups and for an export."""
+    statements, steps = [], []
+    for count in (4_000, 40_000):
+        home = tmp_path / str(count)
+        home.mkdir()
+        url = f"sqlite:///{home / 'books.sqlite3'}"
+        upgrade(url)
+        database = Database(url, pool_size=1)
+        acme, _ = await two_tenants(database)
+        tenant = await TenantService(database, SystemClock()).get("acme")
+        await database.close()  # so that the next connection counts
+        seed_events(str(home / "books.sqlite3"), acme, count)
+        after = ManualClock(JUNE + timedelta(days=30))
+        exports = ExportService(database, after, home, issuer="Example", region="here")
+        with effort_of(database) as effort:
+            assert await rebuild(database, after) == count
+            written = await exports.write(tenant, Month(2026, 6), "events", "csv")
+        assert written.manifest["rows"] == count
+        await database.close()
+        statements.append(effort.statements)
+        steps.append(effort.steps / count)
+    assert statements[1] < 2 * statements[0]  # by page and by day, not by event
+    assert steps[1] < 1.5 * steps[0]

@@ -132,7 +132,7 @@ async def test_a_soft_budget_refuses_nobody(served: Served) -> None:
 async def test_a_window_follows_the_tenants_zone(database: Database) -> None:
     acme, _ = await two_tenants(database)
     clock = ManualClock(datetime(2026, 6, 30, 19, tzinfo=UTC))  # already July in Kathmandu
-    async with changing(database, COMMAND_LINE.actor, clock) as session:
+    async with changing(database, COMMAND_LINE, clock) as session:
         session.add(BillingProfile(tenant_id=acme, zone="Asia/Kathmandu"))
     june, july = (datetime(2026, 6, 30, 18, minute, tzinfo=UTC) for minute in (14, 15))
     await post(database, [facts(acme, started_at=at) for at in (june, june, july)])

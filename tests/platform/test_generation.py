@@ -58,7 +58,7 @@ async def test_hanging_up_on_a_stream_aborts_and_bills_what_was_made(served: Ser
     await stream.close()
     await drained(served)
     [event] = await usage_of(served.app)
-    assert event.outcome == "abort"
+    assert event.outcome == "disconnect"
     assert event.completion_tokens == served.engine.num_generated < 1000
     assert served.engine.num_running == 0
 
@@ -71,7 +71,7 @@ async def test_hanging_up_before_the_first_token_aborts_a_whole_answer(served: S
     await until(lambda: served.engine.num_running == 0)
     await drained(served)
     [event] = await usage_of(served.app)
-    assert (event.outcome, served.engine.num_running) == ("abort", 0)
+    assert (event.outcome, served.engine.num_running) == ("disconnect", 0)
     assert [type(c) for c in served.engine.commands if type(c) is not SetTenant] == [Abort]
 
 

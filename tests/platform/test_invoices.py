@@ -1,9 +1,12 @@
 """Invoices: the ledger's money to the cent, immutable, numbered without a gap."""
 
 import asyncio
+import csv
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -11,7 +14,16 @@ from hypothesis import Phase, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.platform_stand import home_like
-from tests.usage_stand import NOON, add_adapter_of, any_facts, facts, post, two_tenants
+from tests.usage_stand import (
+    NOON,
+    add_adapter_of,
+    add_book,
+    any_facts,
+    book,
+    facts,
+    post,
+    two_tenants,
+)
 
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
@@ -22,14 +34,18 @@ from loraplex_platform.kit.errors import Conflict, InvalidRequest
 from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import BillingProfile, InvoiceLine, InvoiceRow, Tenant
 from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage.billing_repository import BillingRepository
 from loraplex_platform.usage.credit_service import CreditService
 from loraplex_platform.usage.credits import Grant, Spent, burn
+from loraplex_platform.usage.exports import ExportService
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.invoice_document import digest_of, html_of
 from loraplex_platform.usage.invoice_service import InvoiceService, Month, content_of, status_of
 from loraplex_platform.usage.ledger_repository import LedgerRepository
-from loraplex_platform.usage.money import PICO, PICO_PER_CENT
+from loraplex_platform.usage.money import PICO, PICO_PER_CENT, dollars, pico_of
 from loraplex_platform.usage.periods import Period
+from loraplex_platform.usage.price_repository import PriceRepository
+from loraplex_platform.usage.rating import cost_pico, sku_of, tokens_of
 
 JUNE, JULY = Month(2026, 6), Month(2026, 7)
 LATER = datetime(2027, 1, 1, tzinfo=UTC)
@@ -37,7 +53,7 @@ BIG = {"prompt_tokens": 10**6, "cached_tokens": 0, "completion_tokens": 10**6}  
 
 
 def invoices_of(database: Database, now: datetime = LATER) -> InvoiceService:
-    return InvoiceService(database, ManualClock(now), "Example Inc.")
+    return InvoiceService(database, ManualClock(now), "Example Inc.", "Way 7; 12345 Town")
 
 
 async def acme_of(database: Database) -> Tenant:
@@ -99,6 +115,7 @@ async def test_fee_credits_and_tax_have_lines_of_their_own(database: Database) -
             tax_basis_points=1900,
             minimum_fee_cents=200,
             payment_days=14,
+            is_prepaid=False,
         )
     )
     await credits.grant(acme.id, "welcome", 20 * PICO_PER_CENT)
@@ -113,6 +130,8 @@ async def test_fee_credits_and_tax_have_lines_of_their_own(database: Database) -
     assert await balance(database, acme, "credit") == 0
     page = html_of(document, status_of(row))
     assert "Acme &lt;GmbH&gt;" in page
+    assert "Way 7\n12345 Town" in page
+    assert row.due_at - row.finalized_at == timedelta(days=14)
     assert "@media print" in page
 
 
@@ -202,15 +221,24 @@ MONTHS = [Month(2026, month) for month in range(4, 10)]
     st.sampled_from(["UTC", "Asia/Kathmandu", "Pacific/Pago_Pago", "Australia/Lord_Howe"]),
     st.integers(0, 10),
     st.integers(0, 300),
+    st.booleans(),
 )
 def test_events_ledger_and_invoices_agree_to_the_pico_dollar(
-    migrated: Path, events: list[UsageFacts], zone: str, num_late: int, credit_cents: int
+    migrated: Path,
+    events: list[UsageFacts],
+    zone: str,
+    num_late: int,
+    credit_cents: int,
+    is_voided: bool,
 ) -> None:
     async def story(database: Database) -> None:
         tenant = Tenant(id="a", name="a", state="active", created_at=NOON)
-        async with changing(database, COMMAND_LINE.actor, ManualClock()) as session:
+        async with changing(database, COMMAND_LINE, ManualClock()) as session:
             session.add(tenant)
         start = NOON - timedelta(days=60)
+        half = {"prices": [{"kind": "completion", "usd_per_million": "0.2"}]}
+        change = datetime(2026, 6, 20, 5, 15, tzinfo=UTC)
+        await add_book(database, book(half, id="own", at=change, tenant_id="a"))
         await add_adapter_of(database, "a", num_bytes=123_456_789, created_at=start)
         credits = CreditService(database, ManualClock(start))
         await credits.set_profile(profile_in(zone))
@@ -219,14 +247,55 @@ def test_events_ledger_and_invoices_agree_to_the_pico_dollar(
         await post(database, events[num_late:])
         service = invoices_of(database)
         for month in MONTHS:
-            await service.finalize(tenant, month)
+            row = await service.finalize(tenant, month)
+            if month == MONTHS[1] and is_voided:
+                await service.void(row.id)
+                await service.finalize(tenant, month)
             if month == MONTHS[2]:
                 await post(database, events[:num_late])
-        await check_agreement(database, tenant, zone)
+        owed = await check_agreement(database, tenant, zone, events)
+        files = await focus_of(database, tenant, Path(folder))
+        assert sum(files.billed.values()) == dollars(owed)
+        await check_focus(database, tenant, files)
 
     with TemporaryDirectory() as folder:
         database = Database(home_like(migrated.parent, Path(folder)).database)
         asyncio.run(closing(database, story(database)))
+
+
+class Files(NamedTuple):
+    """What the FOCUS files of all months come to."""
+
+    billed: dict[str, Decimal]  # by invoice
+    used: Decimal  # of these, tokens and hosting that the invoices charge
+
+
+async def focus_of(database: Database, tenant: Tenant, folder: Path) -> Files:
+    clock = ManualClock(LATER)
+    exports = ExportService(database, clock, folder / "files", issuer="Example", region="here")
+    billed, used = dict[str, Decimal](), Decimal(0)
+    for month in MONTHS:
+        written = await exports.write(tenant, month, "focus", "csv")
+        with written.path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                cost = Decimal(row["BilledCost"])
+                billed[row["InvoiceId"]] = billed.get(row["InvoiceId"], Decimal(0)) + cost
+                is_late = row["ChargeDescription"] == "Usage that a later invoice charges"
+                used += cost if row["ChargeCategory"] == "Usage" or is_late else 0
+    return Files(billed, used)
+
+
+async def check_focus(database: Database, tenant: Tenant, files: Files) -> None:
+    """Every invoice that stands is in the files, to the cent; all that it charges, exactly."""
+    async with database.reading() as session:
+        standing = await BillingRepository(session).standing(tenant.id)
+        lines = across_tenants(InvoiceLine).where(InvoiceLine.is_void.is_(False))
+        charged = sum(line.pico for line in await session.scalars(lines))
+    totals = {row.document["number"]: Decimal(row.document["total"]) for row in standing}
+    assert {number: total for number, total in files.billed.items() if total} == {
+        number: total for number, total in totals.items() if total
+    }
+    assert files.used == dollars(charged)
 
 
 def profile_in(zone: str) -> BillingProfile:
@@ -238,6 +307,7 @@ def profile_in(zone: str) -> BillingProfile:
         tax_basis_points=770,
         minimum_fee_cents=3,
         payment_days=30,
+        is_prepaid=False,
     )
 
 
@@ -248,21 +318,27 @@ async def closing(database: Database, work: object) -> None:
         await database.close()
 
 
-async def check_agreement(database: Database, tenant: Tenant, zone: str) -> None:
+async def check_agreement(
+    database: Database, tenant: Tenant, zone: str, events: list[UsageFacts]
+) -> int:
+    """Events times prices, ledger, invoices; returns what is owed."""
     there = ZoneInfo(zone)
     until = Period(MONTHS[0].period(there).start, MONTHS[-1].period(there).end)
     async with database.reading() as session:
         rows = list(await session.scalars(across_tenants(InvoiceRow)))
-        lines = list(await session.scalars(across_tenants(InvoiceLine)))
+        standing = across_tenants(InvoiceLine).where(InvoiceLine.is_void.is_(False))
+        lines = list(await session.scalars(standing))
+        tariffs = await PriceRepository(session).tariffs(tenant.id)
         ledger = LedgerRepository(session)
-        earned = sum(
-            [
-                -await ledger.balance(tenant.id, "revenue", kind=kind, period=until)
-                for kind in ("usage", "hosting")
-            ]
-        )
-        owed = await ledger.balance(tenant.id, "receivable", period=Period(until.start, LATER))
+        earned = -await ledger.balance(tenant.id, "revenue")
+        owed = await ledger.balance(tenant.id, "receivable")
+        used = -await ledger.balance(tenant.id, "revenue", kind="usage", period=until)
         assert await ledger.unbalanced() == []
-    assert sum(line.pico for line in lines) == earned
+    by_hand = [cost_pico(sku_of(e), tokens_of(e), tariffs.at(e.started_at)) for e in events]
+    assert sum(by_hand) == used
+    fees = sum(pico_of(r.document["minimum_fee"]) for r in rows if status_of(r) == "final")
+    fees -= sum(pico_of(r.document["minimum_fee"]) for r in rows if r.credits_id is not None)
+    assert sum(line.pico for line in lines) == earned - fees
     assert owed == sum(row.total_cents for row in rows) * PICO_PER_CENT
-    assert [row.number for row in rows] == list(range(1, len(MONTHS) + 1))
+    assert sorted(row.number for row in rows) == list(range(1, len(rows) + 1))
+    return owed

@@ -81,7 +81,7 @@ def test_engines_last_word_overrides_our_count() -> None:
 
 def test_outcome_is_the_worst_of_any_sequence() -> None:
     tally = Tally.of(requests([1], 3), 3)
-    assert tally.outcome == "abort"
+    assert tally.outcome == "disconnect"
     for index, reason in enumerate(("stop", "length", "stop")):
         tally.add(index, last_word(1, 1, reason), 0.0)
     assert tally.outcome == "length"

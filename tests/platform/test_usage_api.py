@@ -210,5 +210,12 @@ async def test_an_export_is_downloaded_in_parts(
     assert whole.count(b"\n") >= 1
     rest = await http.get(path, headers={"range": "bytes=10-"})
     assert (rest.status_code, rest.content) == (206, whole[10:])
+    same = {"range": "bytes=10-", "if-range": rest.headers["etag"]}
+    assert (await http.get(path, headers=same)).status_code == 206
+    await post(app.state.database, [facts(acme.id, started_at=START + DAY)])
+    other = await http.get(path, headers=same)  # the month goes on: not the same bytes any more
+    assert (other.status_code, len(other.content) > len(whole)) == (200, True)
+    manifest = (await http.get(path + ".manifest.json")).json()
+    assert manifest["sha256"] == hashlib.sha256(other.content).hexdigest()
     assert (await http.get("/v1/organization/exports/2026-13/events.csv")).status_code == 400
     assert (await http.get("/v1/organization/exports/2026-06/focus.jsonl")).status_code == 400

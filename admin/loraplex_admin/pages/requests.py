@@ -9,7 +9,7 @@ from loraplex_engine.messages import TIERS
 from loraplex_platform.admission.refusals import Refusals
 from loraplex_platform.kit.errors import NotFound
 from loraplex_platform.tenants.repository import TenantFilter
-from loraplex_platform.usage.requests import SEARCHED, RequestFilter
+from loraplex_platform.usage.request_repository import SEARCHED, RequestFilter
 
 SHOWN = 50
 HOURS = {"1": "last hour", "24": "last day", "168": "last week", "720": "last 30 days"}
@@ -19,7 +19,7 @@ COLUMNS: Columns[Refusals] = {
     "first": lambda row: row.first,
     "last": lambda row: row.last,
 }
-OUTCOMES = ("stop", "length", "abort", "error")
+OUTCOMES = ("stop", "length", "disconnect", "cancelled", "error")
 
 
 async def show_requests(visit: Visit) -> Response:

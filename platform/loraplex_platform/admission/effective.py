@@ -11,6 +11,7 @@ from loraplex_platform.admission.limits import (
     BUDGET_PER_DAY,
     BUDGET_PER_MONTH,
     DIMENSIONS,
+    PREPAID_CREDIT,
     Dimension,
     Kind,
     Level,
@@ -25,6 +26,7 @@ from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.budgets import Budget, BudgetRepository
 from loraplex_platform.usage.money import nano_of
 from loraplex_platform.usage.periods import Span
+from loraplex_platform.usage.prepaid import Allowance, allowance_of
 
 CACHE_S = 0.5  # how long a changed limit may go unseen: commands promise a second
 BUDGETS: dict[Span, Dimension] = {"day": BUDGET_PER_DAY, "month": BUDGET_PER_MONTH}
@@ -35,7 +37,7 @@ class EffectiveLimit:
     """A limit, and where its value comes from."""
 
     limit: Limit
-    source: Literal["override", "rule", "plan", "budget"]
+    source: Literal["override", "rule", "plan", "budget", "credit"]
     until: datetime | None = None  # when an override ends
 
 
@@ -91,7 +93,9 @@ async def effective_limits(
         )
     budgets = await BudgetRepository(session).binding(principal)
     hard = [EffectiveLimit(_budget(b, now), "budget") for b in budgets if b.is_hard]
-    return (*found.values(), *hard)
+    allowance = await allowance_of(session, principal.tenant_id, now)
+    credit = [] if allowance is None else [_credit(principal.tenant_id, allowance)]
+    return (*found.values(), *hard, *credit)
 
 
 async def _plan_limits(session: AsyncSession, principal: Principal) -> dict[str, int]:
@@ -102,6 +106,17 @@ async def _plan_limits(session: AsyncSession, principal: Principal) -> dict[str,
 def _limit(level: str, subject: str, dimension: str, value: int, strict: bool = False) -> Limit:
     known: Level = level  # type: ignore[assignment]  # the service wrote a Level
     return Limit(DIMENSIONS[dimension], known, subject, value, strict)
+
+
+def _credit(tenant_id: str, allowance: Allowance) -> EffectiveLimit:
+    limit = Limit(
+        dimension=PREPAID_CREDIT,
+        level="tenant",
+        subject=tenant_id,
+        value=nano_of(allowance.pico),
+        ends_ms=int(allowance.month.end.timestamp()) * 1000,
+    )
+    return EffectiveLimit(limit, "credit")
 
 
 def _budget(budget: Budget, now: datetime) -> Limit:

@@ -23,6 +23,8 @@ FITTINGS = 3  # others take what was left meanwhile
 
 # What a limit's subject used since the present calendar period began, from the durable records.
 History = Callable[[str, Limit], Awaitable[int]]
+# The claims on money of a tenant's running requests, and how long each still lives, in seconds.
+OpenHolds = Callable[[str], Awaitable[Sequence[tuple[Claim, float]]]]
 
 
 class Gate:
@@ -33,9 +35,11 @@ class Gate:
         store: LimitStore,
         history: History | None = None,
         wall_clock: Callable[[], float] = time.time,
+        open_holds: OpenHolds | None = None,
     ) -> None:
         self._store = store
         self._history = history
+        self._open_holds = open_holds
         self._wall_clock = wall_clock
         self._output_tokens = Estimator()  # by tenant and adapter
         self._held_s = Estimator()  # by tenant
@@ -109,11 +113,19 @@ class Gate:
             if reading.is_unseeded:
                 used = await self._history(claim.tenant, charge.limit)
                 await self._store.seed(claim.tenant, Charge(charge.limit, used))
-        if not outcome.admitted:
-            return claim
-        reserved = dataclasses.replace(claim, is_local=outcome.is_local)
-        await self._store.settle(reserved, claim.unused())
-        return dataclasses.replace(claim, id=f"{claim.id}.again")
+        if outcome.admitted:
+            reserved = dataclasses.replace(claim, is_local=outcome.is_local)
+            await self._store.settle(reserved, claim.unused())
+            claim = dataclasses.replace(claim, id=f"{claim.id}.again")
+        if any(charge.limit.dimension.unit == "spend" for charge in claim.charges):
+            await self._hold_again(claim.tenant)
+        return claim
+
+    async def _hold_again(self, tenant: str) -> None:
+        """Money that running requests may still spend; taken twice it counts once."""
+        for held, ttl_s in () if self._open_holds is None else await self._open_holds(tenant):
+            windows = tuple(c for c in held.charges if c.limit.dimension.kind == "window")
+            await self._store.reserve(dataclasses.replace(held, charges=windows), ttl_s)
 
     def _rejection(
         self, need: Need, charges: tuple[Charge, ...], readings: tuple[Reading, ...]

@@ -46,6 +46,10 @@ BUDGET_PER_DAY = Dimension(
 BUDGET_PER_MONTH = Dimension(
     "budget_per_month", "spend", "window", code="insufficient_quota", strict=True
 )
+# What is left of prepaid credits, for a tenant who may not owe anything.
+PREPAID_CREDIT = Dimension(
+    "prepaid_credit", "spend", "window", code="insufficient_quota", strict=True
+)
 TOKENS_PER_MONTH = Dimension("tokens_per_month", "tokens", "month", code="insufficient_quota")
 ADAPTER_BYTES = Dimension("adapter_bytes", "adapter_bytes", "stock", code="insufficient_quota")
 REGISTERED_PREFIX_TOKENS = Dimension(
@@ -66,6 +70,12 @@ DIMENSIONS: Mapping[str, Dimension] = {
         REGISTERED_PREFIX_TOKENS,
         ENQUEUED_BATCH_TOKENS,
     )
+}
+
+MONEY = (BUDGET_PER_DAY, BUDGET_PER_MONTH, PREPAID_CREDIT)  # budgets and credits set these
+DIMENSIONS_OF_CLAIMS: Mapping[str, Dimension] = {
+    **DIMENSIONS,
+    **{dimension.name: dimension for dimension in MONEY},
 }
 
 
@@ -197,7 +207,7 @@ class Need:
     def _amount(self, limit: Limit) -> int:
         amount = self.amounts[limit.dimension.unit]
         firm = amount - self.estimates.get(limit.dimension.unit, 0)
-        return min(amount, max(firm, limit.value))
+        return min(amount, max(firm, limit.value, 1))  # of nothing, not even a guess is left
 
 
 def period_end_ms(kind: Kind, now_ms: int) -> int:

@@ -1,15 +1,18 @@
 """The limiter of the API: every request meets the limits of its key, project and tenant."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex_platform.admission.effective import EffectiveLimits
 from loraplex_platform.admission.gate import Gate
 from loraplex_platform.admission.headers import limit_headers
 from loraplex_platform.admission.limiter import Actual, Demand, Reservation
-from loraplex_platform.admission.limits import Limit, Need, Rejection
+from loraplex_platform.admission.limits import Claim, Limit, Need, Rejection
 from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.rejections import RejectionLog
+from loraplex_platform.admission.spend_holds import SpendHolds
 from loraplex_platform.kit.errors import Overloaded, QuotaExceeded, RateLimited
 from loraplex_platform.usage.money import nano_of
 from loraplex_platform.usage.price_service import PriceService
@@ -29,6 +32,7 @@ class TenantLimiter:
         metrics: LimiterMetrics,
         claim_ttl_s: float,
         prices: PriceService,
+        holds: SpendHolds,
     ) -> None:
         self._gate = gate
         self._limits = limits
@@ -36,6 +40,7 @@ class TenantLimiter:
         self._metrics = metrics
         self._claim_ttl_s = claim_ttl_s
         self._prices = prices
+        self._holds = holds
 
     async def reserve(self, demand: Demand) -> Reservation:
         """One round trip to the store; raises RateLimited, QuotaExceeded or Overloaded."""
@@ -47,6 +52,8 @@ class TenantLimiter:
             self._metrics.rejected(answer.limit.dimension.name, demand.tier)
             self._rejections.add(demand.principal, demand.request_id, answer)
             raise error_of(answer, demand.model)
+        if _is_priced(limits):
+            await self._hold(demand, answer)
         self._metrics.opened(demand.tier)
         return Reservation(demand, limit_headers(answer.charges, answer.readings), answer)
 
@@ -63,17 +70,33 @@ class TenantLimiter:
                 demand.principal.tenant_id, demand.model, actual.completion_tokens
             )
         if actual is None:
-            await self._gate.settle(claim, claim.unused())
+            await self._end(demand, claim, claim.unused())
             return
         took = actual.prompt_tokens + actual.completion_tokens
         used = {"tokens": took}
         if _is_priced(charge.limit for charge in claim.charges):
             used["spend"] = await self._nano(demand, actual.paid)
-        await self._gate.settle(claim, used)
+        await self._end(demand, claim, used)
         for limit, reserved in claim.charges:
             if limit.dimension.unit == "tokens":
                 self._metrics.estimated(reserved, took)
                 break
+
+    async def _hold(self, demand: Demand, claim: Claim) -> None:
+        """What may be spent is durable before the engine works; or nothing was admitted."""
+        try:
+            await self._holds.take(demand.request_id, claim, self._claim_ttl_s)
+        except BaseException as error:
+            await self._gate.settle(claim, claim.unused())
+            if isinstance(error, SQLAlchemyError | OSError):
+                raise Overloaded("Spending cannot be recorded.", retry_after_s=1.0) from error
+            raise
+
+    async def _end(self, demand: Demand, claim: Claim, used: Mapping[str, int]) -> None:
+        """What the shared store has not heard yet, whoever sweeps the holds makes sure of later."""
+        is_told = await self._gate.settle(claim, used)
+        if is_told and _is_priced(charge.limit for charge in claim.charges):
+            self._holds.delivered(demand.request_id)
 
     async def _need(self, demand: Demand, limits: Sequence[Limit]) -> Need:
         tenant = demand.principal.tenant_id

@@ -8,6 +8,7 @@ from loraplex_platform.admission.gate import Gate
 from loraplex_platform.admission.limiter import Limiter
 from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.rejections import RejectionLog
+from loraplex_platform.admission.spend_holds import SpendHolds
 from loraplex_platform.admission.tenant_limiter import TenantLimiter
 from loraplex_platform.batches.capacity import Capacity
 from loraplex_platform.batches.closing import Closing
@@ -54,10 +55,11 @@ def line_limiter(
     rejections: RejectionLog,
     metrics: LimiterMetrics,
     prices: PriceService,
+    holds: SpendHolds,
 ) -> TenantLimiter:
     """Lines take from daily and monthly budgets; the rates are for live requests alone."""
     limits = EffectiveLimits(database, clock, kinds=("day", "month", "window"))
-    return TenantLimiter(gate, limits, rejections, metrics, settings.claim_ttl_s, prices)
+    return TenantLimiter(gate, limits, rejections, metrics, settings.claim_ttl_s, prices, holds)
 
 
 def assemble_dispatcher(

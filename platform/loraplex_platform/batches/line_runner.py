@@ -65,7 +65,25 @@ class LineRunner:
         """Never raises, but for a cancellation: whatever went wrong is an outcome."""
         caller = Caller(job.principal, new_id("req"), job_id=job.id)
         try:
-            body = await self._answer(caller, job, claim, raw)
+            answer = await self._try(caller, job, claim, raw)
+        finally:
+            facts = self._held.take(caller.request_id)
+        if not isinstance(answer, dict):
+            return replace(answer, lost=facts)
+        assert facts is not None, "what was answered was recorded"
+        billed = replace(
+            facts,
+            request_id=event_id(claim),
+            client_request_id=caller.request_id,
+            tier="batch",
+        )
+        return Done(caller.request_id, json.dumps(answer, ensure_ascii=False), billed)
+
+    async def _try(
+        self, caller: Caller, job: Job, claim: Claim, raw: bytes
+    ) -> dict[str, Any] | Failed | Retry:
+        try:
+            return await self._answer(caller, job, claim, raw)
         except PlatformError as error:
             return _outcome_of(error, caller.request_id)
         except (EngineOverloaded, EngineUnavailable) as error:
@@ -75,16 +93,6 @@ class LineRunner:
         except Exception as error:
             log.exception("batch_line_failed", batch=claim.batch_id, line=claim.line_no)
             return Retry(type(error).__name__, is_counted=True)
-        finally:
-            facts = self._held.take(caller.request_id)
-        assert facts is not None, "what was answered was recorded"
-        billed = replace(
-            facts,
-            request_id=event_id(claim),
-            client_request_id=caller.request_id,
-            tier="batch",
-        )
-        return Done(caller.request_id, json.dumps(body, ensure_ascii=False), billed)
 
     async def _answer(self, caller: Caller, job: Job, claim: Claim, raw: bytes) -> dict[str, Any]:
         body = body_of(raw)
@@ -132,7 +140,7 @@ def _seed_of(claim: Claim) -> int:
     return int.from_bytes(hashlib.sha256(claim.name.encode()).digest()[:8], "big") >> 1
 
 
-def _outcome_of(error: PlatformError, request_id: str) -> Outcome:
+def _outcome_of(error: PlatformError, request_id: str) -> Failed | Retry:
     if isinstance(error, RateLimited) and not isinstance(error, QuotaExceeded):
         return Retry(error.message, is_counted=False, after_s=error.retry_after_s)
     if isinstance(error, Overloaded):

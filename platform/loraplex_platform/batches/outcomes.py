@@ -26,6 +26,7 @@ class Failed:
     request_id: str | None
     status_code: int | None
     body: str  # JSON
+    lost: UsageFacts | None = None  # what the engine made for nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Retry:
     reason: str
     is_counted: bool
     after_s: float | None = None  # None: ever more patiently
+    lost: UsageFacts | None = None  # what the engine made for nobody
 
 
 Outcome = Done | Failed | Retry

@@ -29,6 +29,7 @@ from loraplex_platform.files.service import FileService
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.drift_repository import DriftRepository
 from loraplex_platform.usage.facts import UsageFacts
 
 log = structlog.get_logger(__name__)
@@ -94,13 +95,14 @@ class LineQueue:
 
         Whether the last line of a job was among them.
         """
-        now, facts = self._clock.now(), list[UsageFacts]()
+        now, facts, lost = self._clock.now(), list[UsageFacts](), list[dict[str, Any]]()
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         async with self._database.unit_of_work() as session:
             lines, batches = LineRepository(session), BatchRepository(session)
             ours = await lines.still_ours([claim for claim, _ in ended])
             ends: dict[Claim, dict[str, Any]] = {}
             for claim, outcome in ended:
+                lost += _lost(claim, outcome, now, is_ours=claim in ours)
                 if claim not in ours:
                     log.warning("batch_line_discarded", batch=claim.batch_id, line=claim.line_no)
                     continue
@@ -111,6 +113,7 @@ class LineQueue:
                     facts.append(closed.facts)
             await lines.close(ends)
             is_any_done = await _add(batches, counts, now)
+            await DriftRepository(session).add_lost_work(lost)
             if facts:
                 await self._books.post(session, facts)
         return is_any_done
@@ -166,6 +169,16 @@ async def _add(
         await batches.count(batch_id, counts[batch_id])
         is_any_done |= await batches.finalize_if_done(batch_id, now)
     return is_any_done
+
+
+def _lost(claim: Claim, outcome: Outcome, now: datetime, *, is_ours: bool) -> list[dict[str, Any]]:
+    """What an engine made that no event tells of: the platform's cost."""
+    facts = outcome.facts if isinstance(outcome, Done) else outcome.lost
+    if facts is None or (is_ours and isinstance(outcome, Done)):
+        return []
+    made = facts.completion_tokens + facts.discarded_tokens
+    row = {"id": f"{claim.name}#{claim.epoch}", "tenant_id": facts.tenant_id, "at": now}
+    return [row | {"completion_tokens": made}] if made else []
 
 
 async def runnable(

@@ -101,7 +101,7 @@ class EffectiveLimitOut(BaseModel):
     dimension: str
     value: int
     strict: bool
-    source: Literal["override", "rule", "plan", "budget"]
+    source: Literal["override", "rule", "plan", "budget", "credit"]
     until: datetime | None
 
     @classmethod

@@ -2,8 +2,17 @@
 
 from fastapi import APIRouter
 
-from loraplex_platform.control import audit, keys, people, plans, tenants, webhooks
+from loraplex_platform.control import (
+    audit,
+    billing,
+    invoices,
+    keys,
+    people,
+    plans,
+    tenants,
+    webhooks,
+)
 
 router = APIRouter()
-for part in (tenants, keys, people, plans, webhooks, audit):
+for part in (tenants, keys, people, plans, billing, invoices, webhooks, audit):
     router.include_router(part.router)

@@ -15,6 +15,12 @@ from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.tenants.projects import ProjectService
 from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.usage.budget_service import BudgetService
+from loraplex_platform.usage.credit_service import CreditService
+from loraplex_platform.usage.exports import ExportService
+from loraplex_platform.usage.invoice_service import InvoiceService
+from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.reports import Reports
 from loraplex_platform.webhooks.service import WebhookService
 
 
@@ -37,6 +43,12 @@ Keys = Annotated[KeyService, _service("keys")]
 AdminKeys = Annotated[AdminKeyService, _service("admin_keys")]
 People = Annotated[PeopleService, _service("people")]
 Audit = Annotated[AuditService, _service("audit")]
+Prices = Annotated[PriceService, _service("prices")]
+Credits = Annotated[CreditService, _service("credits")]
+Budgets = Annotated[BudgetService, _service("budgets")]
+Invoices = Annotated[InvoiceService, _service("invoices")]
+Exports = Annotated[ExportService, _service("exports")]
+UsageReports = Annotated[Reports, _service("reports")]
 
 Reader = Annotated[Administrator, Depends(administrator_with("read"))]
 TenantWriter = Annotated[Administrator, Depends(administrator_with("tenants"))]
@@ -47,3 +59,4 @@ StaffWriter = Annotated[Administrator, Depends(administrator_with("operators", i
 PlanWriter = Annotated[Administrator, Depends(administrator_with("plans", is_staff=True))]
 WebhookWriter = Annotated[Administrator, Depends(administrator_with("webhooks"))]
 Exporter = Annotated[Administrator, Depends(administrator_with("export"))]
+BillingWriter = Annotated[Administrator, Depends(administrator_with("billing", is_staff=True))]

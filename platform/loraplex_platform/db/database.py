@@ -132,6 +132,14 @@ class Database:
         async with self._read(info=_info(of)) as session:
             yield session
 
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[AsyncSession]:
+        """Reading of all tenants' rows, and every statement sees the same moment."""
+        async with self._read(info=_info(None)) as session:
+            if self._engine.dialect.name == "postgresql":  # SQLite's readers do so anyway
+                await session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield session
+
     @property
     def num_checked_out(self) -> int:
         """Connections in use at this moment."""

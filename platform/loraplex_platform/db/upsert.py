@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sqlalchemy import text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -31,3 +32,10 @@ async def add_up(session: AsyncSession, table: type[Base], rows: list[dict[str, 
     in_order = sorted(rows, key=lambda row: [row[key] for key in keys])
     # Rows as parameters: the statement is compiled once, however many there are.
     await session.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), in_order)
+
+
+async def keep_writers_out(session: AsyncSession, *tables: type[Base]) -> None:
+    """Until the unit of work ends; on SQLite it is the only writer anyway."""
+    if session.get_bind().dialect.name == "postgresql":
+        names = ", ".join(table.__tablename__ for table in tables)
+        await session.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))

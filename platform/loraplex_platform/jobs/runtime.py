@@ -12,6 +12,7 @@ from loraplex_platform.admission.gate import Gate
 from loraplex_platform.admission.history import UsageHistory
 from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.rejections import RejectionLog
+from loraplex_platform.admission.spend_holds import SpendHolds
 from loraplex_platform.admission.stores import open_store
 from loraplex_platform.batches.assembly import assemble_dispatcher, line_limiter
 from loraplex_platform.batches.dispatcher import Dispatcher
@@ -85,14 +86,18 @@ async def working(settings: Settings) -> AsyncIterator[Dispatcher]:
         settings.redis_url, settings.redis_timeout_s, settings.workers, limiter_metrics.degraded
     )
     prices = PriceService(database, clock)
-    gate = Gate(store, UsageHistory(database, clock, Spending(prices)))
+    holds = SpendHolds(database, store, clock)
+    history = UsageHistory(database, clock, Spending(prices))
+    gate = Gate(store, history, open_holds=holds.open_of)
     rejections = RejectionLog(database, clock)
     dispatcher = assemble_dispatcher(
         settings=settings,
         engine=engine,
         model=model,
         database=database,
-        limiter=line_limiter(settings, database, clock, gate, rejections, limiter_metrics, prices),
+        limiter=line_limiter(
+            settings, database, clock, gate, rejections, limiter_metrics, prices, holds
+        ),
         metrics=metrics,
         secrets=Secrets.load_or_create(settings.home),
         files=FileService(database, BlobStore(settings.files), clock),
@@ -101,7 +106,7 @@ async def working(settings: Settings) -> AsyncIterator[Dispatcher]:
     )
     await engine.start()
     dispatcher.start()
-    running = [asyncio.create_task(run()) for run in (rejections.run, news.run)]
+    running = [asyncio.create_task(run()) for run in (rejections.run, holds.run, news.run)]
     try:
         yield dispatcher
     finally:
@@ -109,6 +114,7 @@ async def working(settings: Settings) -> AsyncIterator[Dispatcher]:
         for task in running:
             task.cancel()
         await rejections.flush()
+        await holds.flush()
         await gate.close()
         await news.close()
         await engine.close()

@@ -121,6 +121,7 @@ class Generation:
         """Stop as if the client had gone, and tell the client why."""
         if not self._task.done():
             self._dismissal = why
+            self._tally.stopped_by = "cancelled"
             self.abandon()
 
     def on_end(self, call: Callable[[], None]) -> None:

@@ -115,6 +115,7 @@ class Settlement:
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             recomputed_tokens=usage.recomputed_tokens,
+            discarded_tokens=tally.discarded_tokens,
             started_at=about.started_at,
             ended_at=self._clock.now(),
             queue_s=tally.queue_s,

@@ -1,6 +1,7 @@
 """Counts of one request's sequences: what its usage says, however it ends."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from loraplex_engine.messages import Finished, Generate, TokenEvent
 from loraplex_platform.usage.facts import Outcome
@@ -32,6 +33,8 @@ class Tally:
     sequences: list[SequenceTally]
     first_token_s: float | None = None  # monotonic
     attempts: int = field(default=1)
+    discarded_tokens: int = 0  # of attempts that were lost
+    stopped_by: Literal["disconnect", "cancelled"] = "disconnect"  # what ended it before its time
     was_delivered: bool = False  # whether the client was given any of it, or went away
     keeps_text: bool = False  # for a tenant that has its answers stored
 
@@ -44,6 +47,7 @@ class Tally:
         """Forget what a lost engine made: the client has seen none of it."""
         self.attempts += 1
         self.first_token_s = None
+        self.discarded_tokens += self.usage.completion_tokens
         for sequence in self.sequences:
             sequence.completion_tokens, sequence.text, sequence.finished = 0, "", None
 
@@ -62,7 +66,9 @@ class Tally:
     def outcome(self) -> Outcome:
         """Of a request that met no error: cut short by any of its sequences."""
         reasons = [s.finished.finish_reason if s.finished else "abort" for s in self.sequences]
-        return next((r for r in ("error", "abort", "length") if r in reasons), "stop")
+        if "error" not in reasons and "abort" in reasons:
+            return self.stopped_by
+        return next((r for r in ("error", "length") if r in reasons), "stop")
 
     @property
     def usage(self) -> Usage:

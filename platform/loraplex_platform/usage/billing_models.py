@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from loraplex_platform.db.base import SECRET, Audited, Base, TenantOwned
 
 
-class PriceBookRow(TenantOwned, Base):
+class PriceBookRow(TenantOwned, Audited, Base):
     """A published version; never updated."""
 
     __tablename__ = "price_book"
@@ -113,6 +113,7 @@ class BillingProfile(TenantOwned, Audited, Base):
     tax_basis_points: Mapped[int] = mapped_column(default=0)  # 1900 is 19 %
     minimum_fee_cents: Mapped[int] = mapped_column(BigInteger, default=0)
     payment_days: Mapped[int] = mapped_column(default=30)
+    is_prepaid: Mapped[bool] = mapped_column(default=False)  # used-up credits refuse requests
 
 
 class InvoiceRow(TenantOwned, Audited, Base):
@@ -170,3 +171,24 @@ class CreditUse(TenantOwned, Base):
     grant_id: Mapped[str] = mapped_column(ForeignKey("credit_grant.id"), primary_key=True)
     pico: Mapped[int] = mapped_column(BigInteger)
     is_void: Mapped[bool] = mapped_column(default=False)
+
+
+class SpendHold(TenantOwned, Base):
+    """Money that a running request may still spend; once released, its outbox row.
+
+    The usage event releases it in its own transaction, with what was used; it goes when the limiter
+    has been told, or when it expires.
+    """
+
+    __tablename__ = "spend_hold"
+    __table_args__ = (
+        Index("ix_spend_hold_tenant_id", "tenant_id"),
+        Index("ix_spend_hold_expires_at", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)  # the request's, as admission knew it
+    claim: Mapped[dict[str, Any]]  # as admission wrote it
+    expires_at: Mapped[datetime]
+    released_at: Mapped[datetime | None]
+    used_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    used_pico: Mapped[int | None] = mapped_column(BigInteger)

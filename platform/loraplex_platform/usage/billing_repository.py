@@ -35,11 +35,19 @@ class BillingRepository:
             tax_basis_points=0,
             minimum_fee_cents=0,
             payment_days=30,
+            is_prepaid=False,
         )
 
     async def put_profile(self, profile: BillingProfile) -> None:
         await self._session.merge(profile)
         await self._session.flush()
+
+    async def first_grant_at(self, tenant_id: str) -> datetime | None:
+        first = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
+        moment: datetime | None = await self._session.scalar(
+            first.with_only_columns(func.min(CreditGrant.effective_at))
+        )
+        return moment
 
     async def add_grant(self, grant: CreditGrant) -> None:
         self._session.add(grant)
@@ -68,7 +76,8 @@ class BillingRepository:
     async def grant_rows(self, tenant_id: str) -> Sequence[CreditGrant]:
         """As they were given, oldest first."""
         rows = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
-        return (await self._session.scalars(rows.order_by(CreditGrant.created_at))).all()
+        ordered = rows.order_by(CreditGrant.created_at, CreditGrant.id)
+        return (await self._session.scalars(ordered)).all()
 
     async def invoice(self, invoice_id: str, tenant_id: str | None = None) -> InvoiceRow | None:
         statement = across_tenants(InvoiceRow).where(InvoiceRow.id == invoice_id)

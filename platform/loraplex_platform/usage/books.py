@@ -1,6 +1,7 @@
 """Facts become sums and money, in the transaction that writes the facts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from itertools import groupby
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -8,16 +9,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.usage.facts import UsageFacts
+from loraplex_platform.usage.holds import HoldRepository, Used, hold_id_of
 from loraplex_platform.usage.ledger import Transaction, charge
 from loraplex_platform.usage.ledger_repository import LedgerRepository
-from loraplex_platform.usage.periods import BUCKET, Period, floor_to
+from loraplex_platform.usage.periods import BUCKET, EPOCH, Period, floor_to
 from loraplex_platform.usage.price_service import PriceService
-from loraplex_platform.usage.prices import Tariffs
 from loraplex_platform.usage.rating import cost_pico, sku_of, tokens_of
 from loraplex_platform.usage.repository import UsageRepository
 from loraplex_platform.usage.rollups import MINUTES_KEPT, Event, sums_of
 
-REBUILD_STEP = BUCKET * 4 * 24
+REBUILD_STEP = timedelta(days=1)
 
 
 class Books:
@@ -32,21 +33,26 @@ class Books:
 
         An event that is there already changes nothing, in whatever order and however often it comes.
         """
-        usage = UsageRepository(session)
+        usage, now = UsageRepository(session), self._clock.now()
         new = await usage.add_new(facts)
         if new:
-            await LedgerRepository(session).post(
-                await self._transactions(session, new), self._clock.now()
-            )
+            rated = await self._rated(session, new)
+            used = {
+                hold_id_of(event): Used(event.prompt_tokens + event.completion_tokens, pico)
+                for event, pico in rated
+            }
+            await HoldRepository(session).release(used, now)
+            await LedgerRepository(session).post((charge_of(*each) for each in rated), now)
             await usage.add_up(sums_of(new))  # last: these rows are shared with other requests
         return len(new)
 
-    async def _transactions(
+    async def _rated(
         self, session: AsyncSession, events: Iterable[Event]
-    ) -> list[Transaction]:
+    ) -> list[tuple[Event, int]]:
+        """At the prices of the moment when the request started, whenever it is rated."""
         by_tenant = groupby(sorted(events, key=_tenant), key=_tenant)
         return [
-            transaction_of(event, tariffs)
+            (event, cost_pico(sku_of(event), tokens_of(event), tariffs.at(event.started_at)))
             for tenant_id, of_tenant in by_tenant
             for tariffs in [await self._prices.tariffs(session, tenant_id)]
             for event in of_tenant
@@ -57,31 +63,47 @@ def _tenant(event: Event) -> str:
     return event.tenant_id
 
 
-def transaction_of(event: Event, tariffs: Tariffs) -> Transaction:
-    """At the prices of the moment when the request started, whenever it is rated."""
-    pico = cost_pico(sku_of(event), tokens_of(event), tariffs.at(event.started_at))
+def charge_of(event: Event, pico: int) -> Transaction:
     return charge(f"use:{event.request_id}", event.tenant_id, "usage", event.started_at, pico)
 
 
-async def rebuild_quarters(database: Database) -> int:
-    """Make the quarter hours anew from events, a day at a time; returns the events read."""
+async def rebuild(database: Database, clock: Clock) -> int:
+    """Make the roll-ups anew from events, a step at a time; returns the events read.
+
+    Quarter hours of all time, minutes of the two days that they are kept.
+    """
     async with database.reading() as session:
         span = await UsageRepository(session).span()
+    if span is None:
+        return 0
     count = 0
-    day = None if span is None else floor_to(span.start, REBUILD_STEP)
-    while span is not None and day is not None and day <= span.end:
-        period = Period(day, day + REBUILD_STEP)
+    for period in _steps(span, REBUILD_STEP):
         async with database.unit_of_work() as session:
             usage = UsageRepository(session)
             await usage.clear_quarters(period)
             async for page in usage.pages(period):
                 count += len(page)
                 await usage.add_up_quarters(sums_of(page))
-        day += REBUILD_STEP
+    await prune_minutes(database, clock)
+    recent = Period(max(span.start, clock.now() - MINUTES_KEPT), span.end)
+    for period in _steps(recent, BUCKET):
+        async with database.unit_of_work() as session:
+            usage = UsageRepository(session)
+            await usage.clear_minutes(period)
+            async for page in usage.pages(period):
+                await usage.add_up_minutes(sums_of(page))
     return count
+
+
+def _steps(span: Period, step: timedelta) -> Iterator[Period]:
+    """Whole steps that cover the span, its end included."""
+    start = floor_to(span.start, step)
+    while start <= span.end:
+        yield Period(start, start + step)
+        start += step
 
 
 async def prune_minutes(database: Database, clock: Clock) -> None:
     """Forget minutes that nobody looks at any more."""
     async with database.unit_of_work() as session:
-        await UsageRepository(session).clear_minutes_before(clock.now() - MINUTES_KEPT)
+        await UsageRepository(session).clear_minutes(Period(EPOCH, clock.now() - MINUTES_KEPT))

@@ -1,7 +1,7 @@
 """What a tenant owes for a period, by item: usage at its prices, and hosting."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.usage.credits import Spent
 from loraplex_platform.usage.hosting import HostingLine, hosting_lines
-from loraplex_platform.usage.periods import Period
+from loraplex_platform.usage.periods import BUCKET, Period, ceil_to
 from loraplex_platform.usage.price_repository import PriceRepository
 from loraplex_platform.usage.prices import Tariffs
-from loraplex_platform.usage.rating import cost_of_quarter, rate
+from loraplex_platform.usage.rating import cost_pico, rate
 from loraplex_platform.usage.repository import UsageRepository
 
 UNITS = {"hosting": "GiB-hours"}  # of everything else: tokens
@@ -78,15 +78,38 @@ class Charges:
 
     async def hosting(self, period: Period) -> list[HostingLine]:
         """Up to now: nobody owes what is still to come."""
-        tariffs, period = await self.tariffs(), Period(period.start, min(period.end, self._now))
-        adapters = await AdapterRepository(self._session).ever_of_tenant(self._tenant_id)
-        return [line for adapter in adapters for line in hosting_lines(adapter, period, tariffs)]
+        return [line for _, line in await self.hosting_by([period])]
 
-    async def over_time(self, period: Period) -> list[Spent]:
-        """Usage by quarter hour; hosting is owed at the end of its time."""
+    async def hosting_by(self, periods: Sequence[Period]) -> list[tuple[Period, HostingLine]]:
+        """The same for several periods."""
+        adapters = await AdapterRepository(self._session).ever_of_tenant(self._tenant_id)
+        if not adapters:
+            return []
         tariffs = await self.tariffs()
-        quarters = await UsageRepository(self._session).quarters(self._tenant_id, period)
-        spent = [Spent(q.bucket, cost_of_quarter(q, tariffs.at(q.bucket))) for q in quarters]
+        return [
+            (period, line)
+            for period in periods
+            for adapter in adapters
+            for line in hosting_lines(
+                adapter, Period(period.start, min(period.end, self._now)), tariffs
+            )
+        ]
+
+    async def usage_pico(self, period: Period) -> int:
+        """Tokens at their prices, without hosting."""
+        usage, pico = UsageRepository(self._session), 0
+        for part, tariff in (await self.tariffs()).segments(period):
+            totals = await usage.totals(self._tenant_id, part)
+            pico += sum(cost_pico(sku, tokens, tariff) for _, sku, tokens in totals)
+        return pico
+
+    async def over_time(self, period: Period, moments: Iterable[datetime] = ()) -> list[Spent]:
+        """Usage between these moments; hosting is owed at the end of its time.
+
+        A quarter hour belongs to where it starts.
+        """
+        cuts = period.cut(ceil_to(moment, BUCKET) for moment in moments)
+        spent = [Spent(part.start, await self.usage_pico(part)) for part in cuts]
         return spent + [Spent(line.period.end, line.pico) for line in await self.hosting(period)]
 
 

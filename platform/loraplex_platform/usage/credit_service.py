@@ -1,7 +1,6 @@
 """Grants of prepaid or given usage, and how tenants are billed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -15,24 +14,12 @@ from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.usage.billing_models import BillingProfile, CreditGrant
 from loraplex_platform.usage.billing_repository import BillingRepository
-from loraplex_platform.usage.charges import Charges
-from loraplex_platform.usage.credits import Funding, Spent, burn
+from loraplex_platform.usage.credits import Funding
 from loraplex_platform.usage.ledger import transfer
 from loraplex_platform.usage.ledger_repository import LedgerRepository
 from loraplex_platform.usage.money import PICO_PER_CENT
-from loraplex_platform.usage.periods import Period, period_of
-
-
-@dataclass(frozen=True, slots=True)
-class CreditBalance:
-    """`settled` after final invoices, `pending` of the present month, `available` for the rest."""
-
-    settled_pico: int
-    pending_pico: int
-
-    @property
-    def available_pico(self) -> int:
-        return self.settled_pico - self.pending_pico
+from loraplex_platform.usage.periods import BUCKET, floor_to
+from loraplex_platform.usage.prepaid import CreditBalance, balance_of
 
 
 class CreditService:
@@ -66,7 +53,7 @@ class CreditService:
             pico=pico,
             funding=funding,
             priority=priority,
-            effective_at=now,
+            effective_at=floor_to(now, BUCKET),  # what is charged is charged by the quarter hour
             expires_at=expires_at,
             created_at=now,
         )
@@ -97,20 +84,12 @@ class CreditService:
             return await BillingRepository(session).profile(tenant_id)
 
     async def balance(self, tenant_id: str) -> CreditBalance:
-        now = self._clock.now()
         async with self._database.reading() as session:
-            billing = BillingRepository(session)
-            zone = ZoneInfo((await billing.profile(tenant_id)).zone)
-            grants = [g for g in await billing.grants(tenant_id) if g.holds_at(now)]
-            period = await _not_invoiced(billing, tenant_id, now, zone)
-            charges: list[Spent] = await Charges(session, tenant_id, now).over_time(period)
-        return CreditBalance(
-            sum(grant.pico for grant in grants), sum(burn(grants, charges).values())
-        )
+            return await balance_of(session, tenant_id, self._clock.now())
 
     async def set_profile(
         self, profile: BillingProfile, *, by: Administrator = COMMAND_LINE
-    ) -> None:
+    ) -> BillingProfile:
         """Zone, address, tax, minimum fee; a new zone holds from the next invoice on."""
         try:
             ZoneInfo(profile.zone)
@@ -124,12 +103,4 @@ class CreditService:
             if known.zone != profile.zone and await billing.standing(profile.tenant_id):
                 raise Conflict("the zone of a tenant with final invoices stays as it is")
             await billing.put_profile(profile)
-
-
-async def _not_invoiced(
-    billing: BillingRepository, tenant_id: str, now: datetime, zone: ZoneInfo
-) -> Period:
-    """From the last final invoice's end (or this month's start) to the end of this month."""
-    month = period_of(now, "month", zone)
-    ends = [row.period_end for row in await billing.standing(tenant_id)]
-    return Period(max(ends, default=month.start), month.end)
+        return profile

@@ -3,7 +3,7 @@
 A pure function of grants and charges, so that it does not matter in which order events arrived.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
@@ -29,6 +29,14 @@ class Grant:
     @property
     def order(self) -> tuple[int, datetime, datetime, str]:
         return self.priority, self.expires_at or FOREVER, self.created_at, self.id
+
+
+def turning_points(grants: Iterable[Grant]) -> Iterator[datetime]:
+    """The moments between which the same grants hold."""
+    for grant in grants:
+        yield grant.effective_at
+        if grant.expires_at is not None:
+            yield grant.expires_at
 
 
 class Spent(NamedTuple):

@@ -32,6 +32,7 @@ INTEGERS = [
     "cached_tokens",
     "completion_tokens",
     "recomputed_tokens",
+    "discarded_tokens",
 ]
 SECONDS = ["queue_s", "ttft_s", "total_s", "engine_s"]
 COLUMNS: dict[str, str] = (

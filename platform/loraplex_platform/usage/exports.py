@@ -1,16 +1,11 @@
 """Exports: a tenant's month as a file with a manifest; a final month's file is written once and kept."""
 
 import asyncio
-import hashlib
-import importlib
 import json
-import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from decimal import Decimal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,61 +19,69 @@ from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage import event_rows, focus
 from loraplex_platform.usage.billing_models import InvoiceRow
 from loraplex_platform.usage.billing_repository import BillingRepository
+from loraplex_platform.usage.export_files import (
+    Format,
+    Kind,
+    PartFile,
+    Progress,
+    Rows,
+    Tally,
+    open_sink,
+    sha256_of,
+)
 from loraplex_platform.usage.focus_rows import FocusRows
 from loraplex_platform.usage.invoice_service import Month
 from loraplex_platform.usage.periods import Period
 from loraplex_platform.usage.price_repository import PriceRepository
-from loraplex_platform.usage.repository import UsageRepository
-from loraplex_platform.usage.tables import csv_header, csv_rows, json_lines
+from loraplex_platform.usage.repository import Cursor, UsageRepository
 
-Kind = Literal["events", "focus", "focus-1.3"]
-Format = Literal["jsonl", "csv", "parquet"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FORMATS: tuple[Format, ...] = get_args(Format)
 SUMMED: dict[str, tuple[str, ...]] = {
     "events": ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_usd"),
     "focus": ("BilledCost", "EffectiveCost", "ListCost", "ContractedCost"),
 }
-Rows = Sequence[Mapping[str, Any]]
-Progress = Callable[[int], None]  # told of the rows so far
 
 
-class Sink(Protocol):
-    def write(self, rows: Rows) -> object: ...
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A whole file, and what its manifest says."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        digest: str = self.manifest["sha256"]
+        return digest
 
 
-class BytesFile:
-    """Rows through a function that makes bytes of them."""
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who waits for a file: told of its rows (of how many, where that is known), and of surprises."""
 
-    def __init__(self, path: Path, head: bytes, to_bytes: Callable[[Rows], bytes]) -> None:
-        self._file = path.open("wb")
-        self._file.write(head)
-        self._to_bytes = to_bytes
-
-    def __enter__(self) -> "BytesFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def write(self, rows: Rows) -> None:
-        self._file.write(self._to_bytes(rows))
+    rows: Callable[[int, int | None], None] = lambda rows, total: None
+    say: Callable[[str], None] = lambda text: None
 
 
-@dataclass(slots=True)
-class Tally:
-    """What the manifest says of the rows."""
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which file is wanted."""
 
-    columns: tuple[str, ...]
-    rows: int = 0
-    sums: dict[str, Decimal] = field(default_factory=dict)
-    price_books: set[str] = field(default_factory=set)
+    tenant: Tenant
+    month: Month
+    kind: Kind
+    format: Format
+    period: Period
+    invoice: InvoiceRow | None  # of a month that is final
 
-    def add(self, rows: Rows) -> None:
-        self.rows += len(rows)
-        for column in self.columns:
-            amounts = (Decimal(str(row[column])) for row in rows)
-            self.sums[column] = sum(amounts, self.sums.get(column, Decimal(0)))
+    @property
+    def number(self) -> str | None:
+        return None if self.invoice is None else self.invoice.document["number"]
+
+    @property
+    def can_go_on(self) -> bool:
+        return self.kind == "events" and self.format != "parquet"
 
 
 class ExportService:
@@ -95,7 +98,7 @@ class ExportService:
 
     async def write_for(
         self, principal: Principal, month: Month, kind: Kind, format: Format
-    ) -> Path:
+    ) -> Written:
         """The principal's own."""
         async with self._database.reading(principal) as session:
             tenant = await TenantRepository(session).own(principal)
@@ -107,8 +110,8 @@ class ExportService:
         month: Month,
         kind: Kind,
         format: Format,
-        progress: Progress = lambda rows: None,
-    ) -> Path:
+        watcher: Watcher | None = None,
+    ) -> Written:
         """The file; its manifest lies beside it, as `<name>.manifest.json`."""
         if kind != "events" and format == "jsonl":
             raise InvalidRequest("FOCUS files are CSV or Parquet", param="format")
@@ -117,101 +120,105 @@ class ExportService:
             period = month.period(ZoneInfo((await billing.profile(tenant.id)).zone))
             standing = await billing.standing(tenant.id)
             invoice = next((r for r in standing if r.period_start == period.start), None)
-            path = self._path(tenant, month, kind, format, invoice)
+        order = Order(tenant, month, kind, format, period, invoice)
+        path = self._path(order)
+        part = PartFile(path)
+        async with part.held():
             if invoice is None or not path.exists():
-                await self._write(session, tenant, period, invoice, path, kind, format, progress)
-        return path
+                async with self._database.reading() as session:
+                    await self._write(session, order, path, part, watcher or Watcher())
+            return Written(path, json.loads(_manifest_path(path).read_text()))
 
-    def _path(
-        self, tenant: Tenant, month: Month, kind: Kind, format: Format, invoice: InvoiceRow | None
-    ) -> Path:
+    def _path(self, order: Order) -> Path:
         """Named by us alone; an open month's file is written anew each time."""
-        state = "open" if invoice is None else f"final-{invoice.number:06}"
-        folder = self._folder / tenant.id / f"{month.year:04}-{month.month:02}-{state}"
+        state = "open" if order.invoice is None else f"final-{order.invoice.number:06}"
+        month = f"{order.month.year:04}-{order.month.month:02}-{state}"
+        folder = self._folder / order.tenant.id / month
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{kind}.{format}"
+        return folder / f"{order.kind}.{order.format}"
 
     async def _write(
-        self,
-        session: AsyncSession,
-        tenant: Tenant,
-        period: Period,
-        invoice: InvoiceRow | None,
-        path: Path,
-        kind: Kind,
-        format: Format,
-        progress: Progress,
+        self, session: AsyncSession, order: Order, path: Path, part: PartFile, watcher: Watcher
     ) -> None:
-        part = path.with_suffix(f".{os.getpid()}.part")
-        tally = Tally(SUMMED[kind.split("-")[0]])
-        if kind == "events":
-            pages = self._event_pages(session, tenant, period, tally, is_raw=format == "jsonl")
+        columns = SUMMED[order.kind.split("-")[0]]
+        before = _earlier(order, part, watcher)
+        tally = Tally(columns) if before is None else before.tally(columns)
+        if order.kind == "events":
+            pages = self._event_pages(session, order, tally, before)
+            total = await UsageRepository(session).num_requests(order.tenant.id, order.period)
         else:
-            number = None if invoice is None else invoice.document["number"]
-            account = focus.Account(tenant.id, tenant.name, self._issuer, period, number)
-            rows = FocusRows(session, account, self._region, self._clock.now())
-            pages = _tallied(rows.pages(invoice), tally)
-        with _open(part, kind, format) as sink:
-            async for page in pages:
+            pages, total = self._focus_pages(session, order, tally), None
+        size = 0 if before is None else before.num_bytes
+        with open_sink(part.path, order.kind, order.format, size) as sink:
+            async for cursor, page in pages:
                 await asyncio.to_thread(sink.write, page)
-                progress(tally.rows)
-        manifest = {
-            "tenant": tenant.id,
-            "kind": kind,
-            "format": format,
-            "period": {"start": focus.utc(period.start), "end": focus.utc(period.end)},
-            "invoice": None if invoice is None else invoice.document["number"],
+                if order.can_go_on and cursor is not None:
+                    part.note(cursor, sink.size, tally)
+                watcher.rows(tally.rows, total)
+        manifest = await self._manifest(session, order, tally, part.path)
+        text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+        _manifest_path(path).write_text(text)
+        part.finish(path)
+
+    async def _manifest(
+        self, session: AsyncSession, order: Order, tally: Tally, path: Path
+    ) -> dict[str, Any]:
+        return {
+            "tenant": order.tenant.id,
+            "kind": order.kind,
+            "format": order.format,
+            "period": {"start": focus.utc(order.period.start), "end": focus.utc(order.period.end)},
+            "invoice": order.number,
             "rows": tally.rows,
             "sums": {column: f"{total:f}" for column, total in tally.sums.items()},
-            "price_books": sorted(tally.price_books) or await _books(session, tenant, period),
-            "sha256": await asyncio.to_thread(_sha256, part),
+            "price_books": sorted(tally.price_books) or await _books(session, order),
+            "sha256": await asyncio.to_thread(sha256_of, path),
         }
-        text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
-        path.with_name(f"{path.name}.manifest.json").write_text(text)
-        part.rename(path)
 
     async def _event_pages(
-        self, session: AsyncSession, tenant: Tenant, period: Period, tally: Tally, *, is_raw: bool
-    ) -> AsyncIterator[Rows]:
-        tariffs = await PriceRepository(session).tariffs(tenant.id)
-        async for page in UsageRepository(session).pages(period, tenant.id):
+        self, session: AsyncSession, order: Order, tally: Tally, before: Progress | None
+    ) -> AsyncIterator[tuple[Cursor | None, Rows]]:
+        tariffs = await PriceRepository(session).tariffs(order.tenant.id)
+        after = None if before is None else before.cursor
+        usage = UsageRepository(session)
+        async for page in usage.pages(order.period, order.tenant.id, after=after):
             rows = [event_rows.row_of(event, tariffs) for event in page]
             tally.add(rows)
             tally.price_books.update(row["price_book"] for row in rows)
-            yield [event_rows.cloud_event_of(e, tariffs) for e in page] if is_raw else rows
+            cursor = (page[-1].started_at, page[-1].request_id)
+            if order.format == "jsonl":
+                yield cursor, [event_rows.cloud_event_of(event, tariffs) for event in page]
+            else:
+                yield cursor, rows
+
+    async def _focus_pages(
+        self, session: AsyncSession, order: Order, tally: Tally
+    ) -> AsyncIterator[tuple[Cursor | None, Rows]]:
+        tenant = order.tenant
+        account = focus.Account(tenant.id, tenant.name, self._issuer, order.period, order.number)
+        rows = FocusRows(session, account, self._region, self._clock.now())
+        async for page in rows.pages(order.invoice):
+            tally.add(page)
+            yield None, page
 
 
-async def _tallied(pages: AsyncIterator[list[focus.Row]], tally: Tally) -> AsyncIterator[Rows]:
-    async for page in pages:
-        tally.add(page)
-        yield page
+def _earlier(order: Order, part: PartFile, watcher: Watcher) -> Progress | None:
+    """Where a file of a final month that broke off goes on; or why it begins again."""
+    progress = part.progress()
+    if order.invoice is not None and order.can_go_on and progress is not None:
+        watcher.say(f"goes on after {progress.rows} rows of an export that broke off")
+        return progress
+    if part.path.stat().st_size:
+        why = "the month is not final" if order.invoice is None else "such a file has no seam"
+        watcher.say(f"an export broke off; it begins again, because {why}")
+    part.forget_progress()
+    return None
 
 
-async def _books(session: AsyncSession, tenant: Tenant, period: Period) -> list[str]:
-    tariffs = await PriceRepository(session).tariffs(tenant.id)
-    return sorted({tariff.version for _, tariff in tariffs.segments(period)})
+def _manifest_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.manifest.json")
 
 
-def _open(path: Path, kind: Kind, format: Format) -> AbstractContextManager[Sink]:
-    if kind == "events":
-        columns, numbers = event_rows.COLUMNS, event_rows.NUMBERS
-    else:
-        names = focus.columns_of(kind.removeprefix("focus-"))
-        numbers = focus.NUMBERS
-        columns = {name: "number" if name in numbers else "text" for name in names}
-    if format == "jsonl":
-        return BytesFile(path, b"", json_lines)
-    if format == "csv":
-        names = tuple(columns)
-        return BytesFile(path, csv_header(names), lambda rows: csv_rows(names, numbers, rows))
-    try:  # pyarrow is an optional extra, and large: it is loaded when a file asks for it
-        parquet = importlib.import_module("loraplex_platform.usage.parquet")
-    except ModuleNotFoundError as error:
-        raise InvalidRequest("Parquet needs the extra: pip install 'loraplex[export]'") from error
-    sink: AbstractContextManager[Sink] = parquet.ParquetFile(path, columns)
-    return sink
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+async def _books(session: AsyncSession, order: Order) -> list[str]:
+    tariffs = await PriceRepository(session).tariffs(order.tenant.id)
+    return sorted({tariff.version for _, tariff in tariffs.segments(order.period)})

@@ -6,7 +6,8 @@ from typing import Literal
 
 from loraplex_engine.messages import Tier
 
-Outcome = Literal["stop", "length", "abort", "error"]
+# disconnect: the client went away; cancelled: it was stopped by us, as when its tenant is suspended.
+Outcome = Literal["stop", "length", "disconnect", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class UsageFacts:
     total_s: float
     engine_s: float
     region: str
+    discarded_tokens: int = 0  # made by attempts that were lost: the platform's cost
     delivered: bool = True  # whether the client got any of it, or left of its own accord
     job_id: str | None = None
     end_user: str | None = None

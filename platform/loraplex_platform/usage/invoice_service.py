@@ -21,7 +21,7 @@ from loraplex_platform.tenants.models import Tenant
 from loraplex_platform.usage.billing_models import BillingProfile, InvoiceRow
 from loraplex_platform.usage.billing_repository import BillingRepository
 from loraplex_platform.usage.charges import Charges, difference
-from loraplex_platform.usage.credits import burn
+from loraplex_platform.usage.credits import burn, turning_points
 from loraplex_platform.usage.invoice_document import (
     Draft,
     DraftLine,
@@ -59,10 +59,11 @@ class Month:
 class InvoiceService:
     """Makes drafts from what was booked, and final invoices from drafts."""
 
-    def __init__(self, database: Database, clock: Clock, issuer: str) -> None:
+    def __init__(self, database: Database, clock: Clock, issuer: str, address: str = "") -> None:
         self._database = database
         self._clock = clock
         self._issuer = issuer
+        self._address = "\n".join(line.strip() for line in address.split(";"))
 
     async def draft(self, tenant: Tenant, month: Month) -> dict[str, Any]:
         """What an invoice would say at this moment."""
@@ -144,7 +145,8 @@ class InvoiceService:
         self, billing: BillingRepository, charges: Charges, draft: Draft, fee: int, tenant_id: str
     ) -> Draft:
         """Whole cents of what the grants pay, and never more than the lines come to."""
-        used = burn(await billing.grants(tenant_id), await charges.over_time(draft.period))
+        grants = await billing.grants(tenant_id)
+        used = burn(grants, await charges.over_time(draft.period, turning_points(grants)))
         burned, left = {}, max(0, draft.subtotal_cents)
         for grant, pico in sorted(used.items()):
             cents = min(left, pico // PICO_PER_CENT)
@@ -199,6 +201,7 @@ class InvoiceService:
         return {
             "title": title,
             "issuer": self._issuer,
+            "issuer_address": self._address,
             "tenant": tenant.id,
             "bill_to": {"name": name, "address": profile.address},
         }

@@ -36,6 +36,9 @@ class UsageEvent(TenantOwned, Base):
     cached_tokens: Mapped[int] = mapped_column(BigInteger)  # part of the prompt tokens
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     recomputed_tokens: Mapped[int] = mapped_column(BigInteger)
+    discarded_tokens: Mapped[int] = mapped_column(
+        BigInteger, default=0
+    )  # of attempts that were lost
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime]
     queue_s: Mapped[float | None]
@@ -67,6 +70,7 @@ class UsageSums:
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     unbilled_tokens: Mapped[int] = mapped_column(BigInteger)  # of requests that failed
     recomputed_tokens: Mapped[int] = mapped_column(BigInteger)  # the platform's cost
+    generated_tokens: Mapped[int] = mapped_column(BigInteger)  # completions, whoever pays for them
 
 
 class UsageQuarter(UsageSums, TenantOwned, Base):
@@ -100,3 +104,28 @@ class LatencyMinute(TenantOwned, Base):
     measure: Mapped[str] = mapped_column(primary_key=True)  # usage.rollups.Measure
     bin: Mapped[int] = mapped_column(primary_key=True)  # index into usage.rollups.BIN_EDGES_S
     count: Mapped[int] = mapped_column(BigInteger)
+
+
+class LostWork(TenantOwned, Base):
+    """What an engine made for a batch line whose lease had gone to another: the platform's cost."""
+
+    __tablename__ = "lost_work"
+    __table_args__ = (Index("ix_lost_work_at", "at"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)  # of the try
+    at: Mapped[datetime]
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+
+
+class EngineCount(TenantOwned, Base):
+    """What an engine last said that it had made for a tenant; it stays when the engine is gone."""
+
+    __tablename__ = "engine_count"
+
+    tenant_id: Mapped[str] = mapped_column(
+        primary_key=True
+    )  # as the engine was told: no foreign key
+    engine_id: Mapped[str] = mapped_column(primary_key=True)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    open_tokens: Mapped[int] = mapped_column(BigInteger)  # of these, in sequences not finished then
+    seen_at: Mapped[datetime]

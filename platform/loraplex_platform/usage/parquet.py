@@ -17,6 +17,7 @@ class ParquetFile:
     """Columns by name and kind: text, integer, number (exact), seconds."""
 
     def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
+        self.size = 0
         self._columns = columns
         self._schema = pa.schema([(name, TYPES[kind]) for name, kind in columns.items()])
         self._writer = pq.ParquetWriter(path, self._schema)

@@ -1,7 +1,8 @@
 """Calendar periods in a tenant's zone, and the quarter hours that they are made of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -19,10 +20,21 @@ class Period(NamedTuple):
     def __contains__(self, moment: object) -> bool:
         return isinstance(moment, datetime) and self.start <= moment < self.end
 
+    def cut(self, moments: Iterable[datetime]) -> Iterator["Period"]:
+        """Its parts between those of the moments that lie within it."""
+        inner = sorted({moment for moment in moments if self.start < moment < self.end})
+        for start, end in pairwise((self.start, *inner, self.end)):
+            yield Period(start, end)
+
 
 def floor_to(moment: datetime, width: timedelta) -> datetime:
     """The last multiple of the width (counted from the Unix epoch) that is not later."""
     return moment - (moment - EPOCH) % width
+
+
+def ceil_to(moment: datetime, width: timedelta) -> datetime:
+    """The first multiple of the width that is not earlier."""
+    return floor_to(moment + width - timedelta(microseconds=1), width)
 
 
 def is_bucket_start(moment: datetime) -> bool:

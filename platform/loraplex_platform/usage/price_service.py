@@ -7,10 +7,12 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest
 from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.kit.recent import Recent
 from loraplex_platform.usage.billing_models import PriceBookRow
 from loraplex_platform.usage.price_repository import PriceRepository
@@ -30,7 +32,11 @@ class PriceService:
         self._recent: Recent[str, Tariffs] = Recent(clock, CACHE_S)
 
     async def publish(
-        self, effective_from: datetime, content: Mapping[str, Any], tenant_id: str | None = None
+        self,
+        effective_from: datetime,
+        content: Mapping[str, Any],
+        tenant_id: str | None = None,
+        by: Administrator = COMMAND_LINE,
     ) -> PriceBook:
         """A new version of the list, or of a tenant's own prices."""
         if effective_from < self._clock.now() + LEAD:
@@ -49,7 +55,7 @@ class PriceService:
             created_at=self._clock.now(),
         )
         try:
-            async with self._database.unit_of_work() as session:
+            async with changing(self._database, by, self._clock) as session:
                 await PriceRepository(session).add(row)
         except IntegrityError as error:
             raise Conflict("another book takes effect at that moment") from error

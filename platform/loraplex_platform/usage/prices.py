@@ -1,6 +1,6 @@
 """Price books: versioned, effective-dated, never changed once published."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -175,6 +175,11 @@ class Tariffs:
         ordered = sorted(books, key=lambda book: book.effective_from, reverse=True)
         self._lists = [book for book in ordered if book.tenant_id is None]
         self._own = [book for book in ordered if book.tenant_id is not None]
+
+    @classmethod
+    def of(cls, books: Iterable[PriceBook], tenant_id: str) -> "Tariffs":
+        """Those of the books that matter for this tenant."""
+        return cls([book for book in books if book.tenant_id in (None, tenant_id)])
 
     def at(self, moment: datetime) -> Tariff:
         listed = next((b for b in self._lists if b.effective_from <= moment), None)

@@ -1,19 +1,23 @@
 """Usage and costs over time, in OpenAI's shapes: buckets in UTC, the empty ones present."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.charges import Charges
 from loraplex_platform.usage.invoice_document import LABELS
 from loraplex_platform.usage.models import UsageMinute, UsageQuarter
 from loraplex_platform.usage.money import dollars
 from loraplex_platform.usage.periods import EPOCH, Period, floor_to
 from loraplex_platform.usage.price_repository import PriceRepository
+from loraplex_platform.usage.prices import Tariffs
 from loraplex_platform.usage.rating import rate, sums_of_quarter
 from loraplex_platform.usage.repository import UsageRepository
 
@@ -38,6 +42,7 @@ DIMENSIONS: dict[str, Callable[[Sums], object]] = {
     "batch": lambda row: row.tier == "batch",
     "service_tier": lambda row: SERVICE_TIERS[row.tier],
 }
+BY_TENANT: dict[str, Callable[[Sums], object]] = {"tenant_id": lambda row: row.tenant_id}
 COST_DIMENSIONS = ("project_id", "line_item", "api_key_id")
 
 
@@ -63,6 +68,15 @@ class Query:
         )
 
 
+class Cost(NamedTuple):
+    """What something came to within a bucket."""
+
+    bucket: datetime
+    whose: Mapping[str, object]
+    quantity: int
+    pico: int
+
+
 class Reports:
     """Reads roll-ups only; a tenant's own, or (None) those of all tenants."""
 
@@ -70,9 +84,12 @@ class Reports:
         self._database = database
         self._clock = clock
 
-    async def completions(self, tenant_id: str | None, query: Query) -> Json:
-        """Minutes are there for two days, hours and days for ever."""
-        _check(query.group_by, DIMENSIONS)
+    async def completions(
+        self, tenant_id: str | None, query: Query, *, is_staff: bool = False
+    ) -> Json:
+        """Minutes are there for two days, hours and days for ever; staff may group by tenant."""
+        dimensions = DIMENSIONS | (BY_TENANT if is_staff else {})
+        _check(query.group_by, dimensions)
         buckets, has_more = self._buckets(query, LIMITS[query.bucket_width])
         table = UsageMinute if query.bucket_width == "1m" else UsageQuarter
         found: dict[datetime, dict[Group, list[int]]] = {bucket.start: {} for bucket in buckets}
@@ -81,7 +98,7 @@ class Reports:
             async for row in usage.sums(table, _whole(buckets), tenant_id):
                 if not query.keeps(row):
                     continue
-                group = tuple(DIMENSIONS[name](row) for name in query.group_by)
+                group = tuple(dimensions[name](row) for name in query.group_by)
                 groups = found[_bucket_of(row.bucket, buckets)]
                 sums = groups.setdefault(group, [0, 0, 0, 0])
                 cached = row.cached_prompt_tokens
@@ -93,35 +110,16 @@ class Reports:
         }
         return _page(buckets, results, has_more)
 
-    async def costs(self, tenant_id: str, query: Query) -> Json:
+    async def costs(self, tenant_id: str | None, query: Query, *, is_staff: bool = False) -> Json:
         """By day; usage at the prices of its time, and hosting so far."""
-        _check(query.group_by, COST_DIMENSIONS)
+        _check(query.group_by, (*COST_DIMENSIONS, *(BY_TENANT if is_staff else ())))
         buckets, has_more = self._buckets(query, COST_LIMITS)
         found: dict[datetime, dict[Group, tuple[int, int]]] = {b.start: {} for b in buckets}
-
-        def add(start: datetime, who: Mapping[str, object], quantity: int, pico: int) -> None:
-            group = tuple(who[name] for name in query.group_by)
-            before = found[start].get(group, (0, 0))
-            found[start][group] = (before[0] + quantity, before[1] + pico)
-
         async with self._database.reading() as session:
-            tariffs = await PriceRepository(session).tariffs(tenant_id)
-            async for row in UsageRepository(session).sums(
-                UsageQuarter, _whole(buckets), tenant_id
-            ):
-                assert isinstance(row, UsageQuarter)
-                sku, tokens = sums_of_quarter(row)
-                for line in rate(sku, tokens, tariffs.at(row.bucket)) if query.keeps(row) else ():
-                    who = {"project_id": row.project_id, "api_key_id": row.key_id}
-                    who["line_item"] = f"{row.model}, {LABELS[line.kind].lower()}"
-                    add(_bucket_of(row.bucket, buckets), who, line.quantity, line.pico)
-            if not query.project_ids and not query.api_key_ids:
-                charges = Charges(session, tenant_id, self._clock.now())
-                for bucket in buckets:
-                    for stored in await charges.hosting(bucket):
-                        item = f"{stored.adapter}, adapter hosting"
-                        whose = {"project_id": None, "api_key_id": None, "line_item": item}
-                        add(bucket.start, whose, 0, stored.pico)
+            async for cost in _costs(session, tenant_id, query, buckets, self._clock.now()):
+                group = tuple(cost.whose[name] for name in query.group_by)
+                quantity, pico = found[cost.bucket].get(group, (0, 0))
+                found[cost.bucket][group] = quantity + cost.quantity, pico + cost.pico
         results = {
             start: [_cost_result(query.group_by, group, *sums) for group, sums in _sorted(groups)]
             for start, groups in found.items()
@@ -143,6 +141,49 @@ class Reports:
             Period(start + n * width, start + (n + 1) * width) for n in range(min(limit, count))
         ]
         return shown, count > limit
+
+
+async def _costs(
+    session: AsyncSession,
+    tenant_id: str | None,
+    query: Query,
+    buckets: Sequence[Period],
+    now: datetime,
+) -> AsyncIterator[Cost]:
+    """Of one tenant or of all: tokens by roll-up, then hosting."""
+    books = await PriceRepository(session).books()
+    tariffs: dict[str, Tariffs] = {}
+    async for row in UsageRepository(session).sums(UsageQuarter, _whole(buckets), tenant_id):
+        if not query.keeps(row):
+            continue
+        if row.tenant_id not in tariffs:
+            tariffs[row.tenant_id] = Tariffs.of(books, row.tenant_id)
+        assert isinstance(row, UsageQuarter)
+        sku, tokens = sums_of_quarter(row)
+        bucket = _bucket_of(row.bucket, buckets)
+        for line in rate(sku, tokens, tariffs[row.tenant_id].at(row.bucket)):
+            item = f"{row.model}, {LABELS[line.kind].lower()}"
+            whose = _whose(row.tenant_id, item, row.project_id, row.key_id)
+            yield Cost(bucket, whose, line.quantity, line.pico)
+    if query.project_ids or query.api_key_ids or query.models:
+        return
+    every = await TenantRepository(session).all() if tenant_id is None else ()
+    for owner_id in [tenant_id] if tenant_id is not None else [tenant.id for tenant in every]:
+        charges = Charges(session, owner_id, now)
+        for period, stored in await charges.hosting_by(buckets):
+            whose = _whose(owner_id, f"{stored.adapter}, adapter hosting", None, None)
+            yield Cost(period.start, whose, 0, stored.pico)
+
+
+def _whose(
+    tenant_id: str, line_item: str, project_id: str | None, key_id: str | None
+) -> dict[str, object]:
+    return {
+        "tenant_id": tenant_id,
+        "line_item": line_item,
+        "project_id": project_id,
+        "api_key_id": key_id,
+    }
 
 
 def _moment(seconds: int | str) -> datetime:

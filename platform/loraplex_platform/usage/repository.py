@@ -9,7 +9,7 @@ from sqlalchemy import func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants, remove_across_tenants
-from loraplex_platform.db.upsert import add_up, insert_into
+from loraplex_platform.db.upsert import add_up, insert_into, keep_writers_out
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 from loraplex_platform.usage.periods import Period
@@ -19,6 +19,7 @@ from loraplex_platform.usage.rollups import Sums
 
 COLUMNS = [field.name for field in fields(UsageFacts)]
 PAGE = 2_000  # events read at once
+Cursor = tuple[datetime, str]  # an event's start and id
 Level = Literal["key", "project", "tenant"]
 
 
@@ -45,14 +46,21 @@ class UsageRepository:
 
     async def add_up(self, sums: Sums) -> None:
         await self.add_up_quarters(sums)
-        await add_up(self._session, UsageMinute, sums.minutes)
-        await add_up(self._session, LatencyMinute, sums.latencies)
+        await self.add_up_minutes(sums)
 
     async def add_up_quarters(self, sums: Sums) -> None:
         await add_up(self._session, UsageQuarter, sums.quarters)
 
+    async def add_up_minutes(self, sums: Sums) -> None:
+        await add_up(self._session, UsageMinute, sums.minutes)
+        await add_up(self._session, LatencyMinute, sums.latencies)
+
     async def pages(
-        self, period: Period | None = None, tenant_id: str | None = None
+        self,
+        period: Period | None = None,
+        tenant_id: str | None = None,
+        *,
+        after: Cursor | None = None,
     ) -> AsyncIterator[Sequence[UsageEvent]]:
         """Events that started within the period by (start, id), a page at a time."""
         order = (UsageEvent.started_at, UsageEvent.request_id)
@@ -63,7 +71,7 @@ class UsageRepository:
             start, end = period
             statement = statement.where(UsageEvent.started_at < end)
             statement = statement.where(UsageEvent.started_at >= start)
-        following = statement
+        following = statement if after is None else statement.where(tuple_(*order) > after)
         while page := (await self._session.scalars(following)).all():
             yield page
             last = (page[-1].started_at, page[-1].request_id)
@@ -71,6 +79,8 @@ class UsageRepository:
             self._session.expunge_all()
 
     async def clear_quarters(self, period: Period) -> None:
+        """And let nobody else add to them until they are made anew."""
+        await keep_writers_out(self._session, UsageQuarter)
         start, end = period
         await self._session.execute(
             remove_across_tenants(UsageQuarter).where(
@@ -78,10 +88,13 @@ class UsageRepository:
             )
         )
 
-    async def clear_minutes_before(self, moment: datetime) -> None:
+    async def clear_minutes(self, period: Period) -> None:
+        """The same for minutes."""
+        await keep_writers_out(self._session, UsageMinute, LatencyMinute)
+        start, end = period
         for table in (UsageMinute, LatencyMinute):
-            statement = remove_across_tenants(table).where(table.bucket < moment)
-            await self._session.execute(statement)
+            statement = remove_across_tenants(table)
+            await self._session.execute(statement.where(table.bucket >= start, table.bucket < end))
 
     async def span(self) -> Period | None:
         """From the first event's start to the last one's; None without events."""
@@ -89,6 +102,17 @@ class UsageRepository:
         ends = across_tenants(UsageEvent).with_only_columns(func.min(started), func.max(started))
         first, last = (await self._session.execute(ends)).one()
         return None if first is None else Period(first, last)
+
+    async def num_requests(self, tenant_id: str, period: Period) -> int:
+        """Of one tenant; the period starts and ends with quarter hours."""
+        start, end = period
+        statement = across_tenants(UsageQuarter).where(
+            UsageQuarter.tenant_id == tenant_id,
+            UsageQuarter.bucket >= start,
+            UsageQuarter.bucket < end,
+        )
+        requests = statement.with_only_columns(func.sum(UsageQuarter.requests))
+        return int(await self._session.scalar(requests) or 0)
 
     async def quarters(self, tenant_id: str, period: Period) -> Sequence[UsageQuarter]:
         """Of one tenant, oldest first; the period starts and ends with quarter hours."""

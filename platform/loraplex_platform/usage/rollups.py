@@ -77,6 +77,7 @@ def _counts(event: Event) -> dict[str, int]:
         "completion_tokens": paid.completion,
         "unbilled_tokens": event.prompt_tokens + event.completion_tokens - sum(paid),
         "recomputed_tokens": event.recomputed_tokens,
+        "generated_tokens": event.completion_tokens + event.discarded_tokens,
     }
 
 

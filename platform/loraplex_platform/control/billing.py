@@ -1,0 +1,130 @@
+"""Prices, credits, budgets and how a tenant is billed."""
+
+from typing import Annotated, Literal
+
+from fastapi import Depends
+
+from loraplex_platform.admission.service import Subject
+from loraplex_platform.control.billing_schemas import (
+    AlertOut,
+    BillingOut,
+    BookBody,
+    BookOut,
+    BooksOut,
+    BudgetBody,
+    BudgetOut,
+    BudgetsOut,
+    GrantBody,
+    GrantOut,
+    GrantsOut,
+    ProfileBody,
+)
+from loraplex_platform.control.plans import subject
+from loraplex_platform.control.schemas import Id
+from loraplex_platform.control.services import (
+    BillingWriter,
+    Budgets,
+    Credits,
+    Prices,
+    Reader,
+    StaffReader,
+    Tenants,
+)
+from loraplex_platform.rest.route import Once, admin_router
+from loraplex_platform.usage.money import pico_of
+
+router = admin_router()
+BUDGETS = "/tenants/{tenant_id}/budgets"
+CREDITS = "/tenants/{tenant_id}/credits"
+OfSubject = Annotated[Subject, Depends(subject)]
+
+
+@router.post("/price_books", status_code=201, dependencies=[Once])
+async def publish_prices(
+    body: BookBody, by: BillingWriter, prices: Prices, tenants: Tenants
+) -> BookOut:
+    """A new version of the list, or of a tenant's own prices; it never changes afterwards."""
+    if body.tenant_id is not None:
+        await tenants.find(by, body.tenant_id)
+    book = await prices.publish(body.effective_from, body.content, body.tenant_id, by)
+    return BookOut.of(book)
+
+
+@router.get("/price_books")
+async def list_prices(by: StaffReader, prices: Prices) -> BooksOut:
+    """All that were ever published, oldest first."""
+    return BooksOut(data=[BookOut.of(book) for book in await prices.list()])
+
+
+@router.get("/tenants/{tenant_id}/billing")
+async def get_billing(tenant_id: Id, by: Reader, tenants: Tenants, credits: Credits) -> BillingOut:
+    await tenants.find(by, tenant_id)
+    return BillingOut.of(await credits.profile(tenant_id), await credits.balance(tenant_id))
+
+
+@router.put("/tenants/{tenant_id}/billing")
+async def set_billing(
+    tenant_id: Id, body: ProfileBody, by: BillingWriter, tenants: Tenants, credits: Credits
+) -> BillingOut:
+    """Zone, address, tax, minimum fee, whether credits are all that it may spend."""
+    await tenants.find(by, tenant_id)
+    profile = await credits.set_profile(body.profile(tenant_id), by=by)
+    return BillingOut.of(profile, await credits.balance(tenant_id))
+
+
+@router.post(CREDITS, status_code=201, dependencies=[Once])
+async def grant_credit(
+    tenant_id: Id, body: GrantBody, by: BillingWriter, tenants: Tenants, credits: Credits
+) -> GrantOut:
+    await tenants.find(by, tenant_id)
+    row = await credits.grant(
+        tenant_id,
+        body.key,
+        pico_of(body.amount),
+        funding=body.funding,
+        priority=body.priority,
+        expires_at=body.expires_at,
+        by=by,
+    )
+    return GrantOut.of(row)
+
+
+@router.get(CREDITS)
+async def list_credits(tenant_id: Id, by: Reader, tenants: Tenants, credits: Credits) -> GrantsOut:
+    await tenants.find(by, tenant_id)
+    return GrantsOut(data=[GrantOut.of(row) for row in await credits.grants(tenant_id)])
+
+
+@router.get(BUDGETS)
+async def list_budgets(tenant_id: Id, by: Reader, tenants: Tenants, budgets: Budgets) -> BudgetsOut:
+    """How each budget of the tenant, its projects and its keys stands, and what was crossed."""
+    await tenants.find(by, tenant_id)
+    return await _budgets(budgets, tenant_id)
+
+
+@router.put(BUDGETS + "/{span}")
+async def set_budget(
+    span: Literal["day", "month"],
+    body: BudgetBody,
+    by: BillingWriter,
+    of: OfSubject,
+    budgets: Budgets,
+) -> BudgetsOut:
+    pico = pico_of(body.amount)
+    await budgets.set(of.tenant_id, of.level, of.id, span, pico, is_hard=body.is_hard, by=by)
+    return await _budgets(budgets, of.tenant_id)
+
+
+@router.delete(BUDGETS + "/{span}")
+async def remove_budget(
+    span: Literal["day", "month"], by: BillingWriter, of: OfSubject, budgets: Budgets
+) -> BudgetsOut:
+    await budgets.remove(of.level, of.id, span, by=by)
+    return await _budgets(budgets, of.tenant_id)
+
+
+async def _budgets(budgets: Budgets, tenant_id: str) -> BudgetsOut:
+    states, alerts = await budgets.of_tenant(tenant_id), await budgets.alerts(tenant_id)
+    return BudgetsOut(
+        data=[BudgetOut.of(state) for state in states], alerts=[AlertOut.of(row) for row in alerts]
+    )

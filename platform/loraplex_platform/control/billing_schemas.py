@@ -1,0 +1,237 @@
+"""What goes into the admin API and comes out of it where money is concerned; amounts are text."""
+
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import Path, Query
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+
+from loraplex_platform.control.schemas import Input, Moment, Output, Text
+from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.usage.billing_models import BillingProfile, BudgetAlert, CreditGrant
+from loraplex_platform.usage.budget_service import BudgetState
+from loraplex_platform.usage.invoice_service import Month
+from loraplex_platform.usage.money import cents_text, pico_of, text_of
+from loraplex_platform.usage.prepaid import CreditBalance
+from loraplex_platform.usage.prices import PriceBook
+
+
+def _is_amount(text: str) -> str:
+    try:
+        pico_of(text)
+    except (InvalidOperation, ValueError) as error:
+        raise ValueError("US dollars, to the pico-dollar") from error
+    return text
+
+
+Dollars = Annotated[
+    str,
+    StringConstraints(max_length=24, pattern=r"^[0-9]{1,7}(\.[0-9]{1,12})?$"),
+    AfterValidator(_is_amount),
+]
+MonthText = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}$")]
+MonthInPath = Annotated[MonthText, Path(description="YYYY-MM, in the tenant's zone.")]
+MonthInQuery = Annotated[MonthText, Query(description="YYYY-MM, in the tenant's zone.")]
+Address = Annotated[
+    str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x09\x0b-\x1f\x7f]*$")
+]
+Percent = Annotated[Decimal, Field(ge=0, le=100, max_digits=5, decimal_places=2)]
+
+
+def month_of(text: str) -> Month:
+    year, month = text.split("-")
+    return Month.of(int(year), int(month))
+
+
+class BookBody(Input):
+    effective_from: Moment
+    tenant_id: Annotated[Text, Field(max_length=64)] | None = None  # None: the list
+    content: Annotated[dict[str, Any], Field(max_length=10)]
+
+
+class BookOut(Output):
+    object: Literal["price_book"] = "price_book"
+    tenant_id: str | None
+    effective_from: datetime
+    content: dict[str, Any]
+
+    @classmethod
+    def of(cls, book: PriceBook) -> Self:
+        return cls(
+            id=book.id,
+            tenant_id=book.tenant_id,
+            effective_from=book.effective_from,
+            content=book.to_json(),
+        )
+
+
+class BooksOut(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[BookOut]
+
+
+class ProfileBody(Input):
+    zone: Annotated[Text, Field(max_length=64)] = "UTC"
+    legal_name: Text = ""
+    address: Address = ""
+    tax_percent: Percent = Decimal(0)
+    minimum_fee: Dollars = "0"  # a month
+    payment_days: Annotated[int, Field(ge=0, le=3650)] = 30
+    is_prepaid: bool = False  # used-up credits refuse requests
+
+    def profile(self, tenant_id: str) -> BillingProfile:
+        fee_cents = Decimal(self.minimum_fee) * 100
+        if fee_cents != int(fee_cents):
+            raise InvalidRequest("the minimum fee is in whole cents", param="minimum_fee")
+        return BillingProfile(
+            tenant_id=tenant_id,
+            zone=self.zone,
+            legal_name=self.legal_name,
+            address=self.address,
+            tax_basis_points=int(self.tax_percent * 100),
+            minimum_fee_cents=int(fee_cents),
+            payment_days=self.payment_days,
+            is_prepaid=self.is_prepaid,
+        )
+
+
+class BalanceOut(BaseModel):
+    """Credits: after final invoices, of what is not invoiced yet, and what is left."""
+
+    settled: str
+    pending: str
+    available: str
+
+    @classmethod
+    def of(cls, balance: CreditBalance) -> Self:
+        return cls(
+            settled=text_of(balance.settled_pico),
+            pending=text_of(balance.pending_pico),
+            available=text_of(balance.available_pico),
+        )
+
+
+class BillingOut(BaseModel):
+    object: Literal["billing"] = "billing"
+    tenant_id: str
+    zone: str
+    legal_name: str
+    address: str
+    tax_percent: str
+    minimum_fee: str
+    payment_days: int
+    is_prepaid: bool
+    credits: BalanceOut
+
+    @classmethod
+    def of(cls, profile: BillingProfile, balance: CreditBalance) -> Self:
+        return cls(
+            tenant_id=profile.tenant_id,
+            zone=profile.zone,
+            legal_name=profile.legal_name,
+            address=profile.address,
+            tax_percent=f"{Decimal(profile.tax_basis_points) / 100:f}",
+            minimum_fee=cents_text(profile.minimum_fee_cents),
+            payment_days=profile.payment_days,
+            is_prepaid=profile.is_prepaid,
+            credits=BalanceOut.of(balance),
+        )
+
+
+class GrantBody(Input):
+    key: Annotated[Text, Field(min_length=1)]  # of the caller's choice: one grant for each
+    amount: Dollars
+    funding: Literal["promotion", "paid"] = "promotion"
+    priority: Annotated[int, Field(ge=1, le=1000)] = 100  # lower burns first
+    expires_at: Moment | None = None
+
+
+class GrantOut(Output):
+    object: Literal["credit_grant"] = "credit_grant"
+    tenant_id: str
+    key: str
+    amount: str
+    funding: str
+    priority: int
+    effective_at: datetime
+    expires_at: datetime | None
+
+    @classmethod
+    def of(cls, row: CreditGrant) -> Self:
+        return cls(
+            id=row.id,
+            tenant_id=row.tenant_id,
+            key=row.key,
+            amount=text_of(row.pico),
+            funding=row.funding,
+            priority=row.priority,
+            effective_at=row.effective_at,
+            expires_at=row.expires_at,
+        )
+
+
+class GrantsOut(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[GrantOut]
+
+
+class BudgetBody(Input):
+    amount: Dollars
+    is_hard: bool = False  # refuses requests beyond it
+
+
+class BudgetOut(BaseModel):
+    object: Literal["budget"] = "budget"
+    level: str
+    subject: str
+    span: str
+    amount: str
+    is_hard: bool
+    window_start: datetime
+    window_end: datetime
+    spent: str
+    projected: str  # at the window's end, at its pace so far
+
+    @classmethod
+    def of(cls, state: BudgetState) -> Self:
+        budget = state.budget
+        return cls(
+            level=budget.level,
+            subject=budget.subject,
+            span=budget.span,
+            amount=text_of(budget.pico),
+            is_hard=budget.is_hard,
+            window_start=state.window.start,
+            window_end=state.window.end,
+            spent=text_of(state.spent_pico),
+            projected=text_of(state.projected_pico),
+        )
+
+
+class AlertOut(BaseModel):
+    budget_id: str
+    window_start: datetime
+    percent: int
+    spent: str
+    created_at: datetime
+
+    @classmethod
+    def of(cls, row: BudgetAlert) -> Self:
+        return cls(
+            budget_id=row.budget_id,
+            window_start=row.window_start,
+            percent=row.percent,
+            spent=text_of(row.spent_pico),
+            created_at=row.created_at,
+        )
+
+
+class BudgetsOut(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[BudgetOut]
+    alerts: list[AlertOut]
+
+
+class InvoiceBody(Input):
+    month: MonthText

@@ -1,0 +1,84 @@
+"""How reports, invoices and exports are asked for and answered over HTTP, by whomever."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, Query
+from fastapi.responses import FileResponse, HTMLResponse
+from starlette.responses import Response
+
+from loraplex_platform.usage import reports
+from loraplex_platform.usage.billing_models import InvoiceRow
+from loraplex_platform.usage.export_files import Format
+from loraplex_platform.usage.exports import Written
+from loraplex_platform.usage.invoice_document import html_of
+from loraplex_platform.usage.invoice_service import content_of, status_of
+
+MEDIA_TYPES: dict[Format, str] = {
+    "jsonl": "application/jsonl",
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+}
+PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def query_of(
+    start_time: int,
+    end_time: int | None = None,
+    bucket_width: reports.Width = "1d",
+    limit: int | None = None,
+    page: str | None = None,
+    group_by: Annotated[list[str] | None, Query()] = None,
+    group_by_brackets: Annotated[list[str] | None, Query(alias="group_by[]")] = None,
+    project_ids: Annotated[list[str] | None, Query()] = None,
+    project_ids_brackets: Annotated[list[str] | None, Query(alias="project_ids[]")] = None,
+    api_key_ids: Annotated[list[str] | None, Query()] = None,
+    api_key_ids_brackets: Annotated[list[str] | None, Query(alias="api_key_ids[]")] = None,
+    models: Annotated[list[str] | None, Query()] = None,
+    models_brackets: Annotated[list[str] | None, Query(alias="models[]")] = None,
+) -> reports.Query:
+    """Lists are written `name=a&name=b`, or with brackets, as the official client does."""
+    return reports.Query(
+        start_time=start_time,
+        end_time=end_time,
+        bucket_width=bucket_width,
+        limit=limit,
+        page=page,
+        group_by=tuple((group_by or []) + (group_by_brackets or [])),
+        project_ids=tuple((project_ids or []) + (project_ids_brackets or [])),
+        api_key_ids=tuple((api_key_ids or []) + (api_key_ids_brackets or [])),
+        models=tuple((models or []) + (models_brackets or [])),
+    )
+
+
+Asked = Annotated[reports.Query, Depends(query_of)]
+
+
+def invoice_answer(row: InvoiceRow, format: Literal["json", "html"]) -> Response:
+    """The document as it was made final, byte for byte; or as a page to print."""
+    if format == "html":
+        page = html_of(row.document, status_of(row))
+        return HTMLResponse(page, headers={"content-security-policy": PAGE_POLICY})
+    return Response(content_of(row), media_type="application/json", headers={"etag": row.sha256})
+
+
+def file_answer(written: Written, format: Format) -> FileResponse:
+    """The ETag is of the content: a download goes on (Range, If-Range) in the same bytes or begins anew."""
+    path, etag = written.path, f'"{written.sha256}"'
+    return FileResponse(
+        path, media_type=MEDIA_TYPES[format], filename=path.name, headers={"etag": etag}
+    )
+
+
+def summary_of(row: InvoiceRow) -> dict[str, Any]:
+    return {
+        "object": "organization.invoice",
+        "id": row.id,
+        "number": row.document["number"],
+        "title": row.document["title"],
+        "status": status_of(row),
+        "period": row.document["period"],
+        "total": row.document["total"],
+        "currency": row.document["currency"],
+        "due_at": int(row.due_at.timestamp()),
+        "sha256": row.sha256,
+    }

@@ -1,0 +1,69 @@
+"""Statements on usage events as a log of requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_platform.db.scope import visible_to
+from loraplex_platform.kit.principal import Administrator
+from loraplex_platform.usage.models import UsageEvent
+from loraplex_platform.usage.periods import EPOCH
+
+SEARCHED = 20_000  # requests of all tenants, for those that a filter fits
+NEWEST_FIRST = (UsageEvent.started_at.desc(), UsageEvent.request_id.desc())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """Which requests to show; None does not filter."""
+
+    tenant_id: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    tier: str | None = None
+    outcome: str | None = None
+    since: datetime | None = None
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether it may fit few requests of all tenants, so that finding a page takes long."""
+        return self.tenant_id is None and any((self.key_id, self.model, self.tier, self.outcome))
+
+
+class RequestRepository:
+    def __init__(self, session: AsyncSession, by: Administrator) -> None:
+        self._session = session
+        self._by = by
+
+    async def page(
+        self, wanted: RequestFilter, before: UsageEvent | None, limit: int
+    ) -> Sequence[UsageEvent]:
+        """Newest first, those that started before this one."""
+        statement = visible_to(self._by, UsageEvent)
+        for name in ("tenant_id", "key_id", "model", "tier", "outcome"):
+            value = getattr(wanted, name)
+            if value is not None:
+                statement = statement.where(getattr(UsageEvent, name) == value)
+        if wanted.since is not None:
+            statement = statement.where(UsageEvent.started_at >= wanted.since)
+        if wanted.is_rare:
+            statement = statement.where(UsageEvent.started_at >= await self._searched(before))
+        if before is not None:
+            place = tuple_(UsageEvent.started_at, UsageEvent.request_id)
+            statement = statement.where(place < (before.started_at, before.request_id))
+        return (await self._session.scalars(statement.order_by(*NEWEST_FIRST).limit(limit))).all()
+
+    async def _searched(self, before: UsageEvent | None) -> datetime:
+        """How far back a search for rare requests goes: the newest SEARCHED of all tenants."""
+        newest = visible_to(self._by, UsageEvent).with_only_columns(UsageEvent.started_at)
+        if before is not None:
+            newest = newest.where(UsageEvent.started_at <= before.started_at)
+        newest = newest.order_by(UsageEvent.started_at.desc()).offset(SEARCHED).limit(1)
+        return await self._session.scalar(newest) or EPOCH
+
+    async def find(self, request_id: str) -> UsageEvent | None:
+        own = visible_to(self._by, UsageEvent)
+        return await self._session.scalar(own.where(UsageEvent.request_id == request_id))

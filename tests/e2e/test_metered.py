@@ -1,0 +1,188 @@
+"""A thousand mixed requests on the real engine: what is billed is what the engine counted."""
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from tests.e2e.stand import Served, engine_of, holds_nothing, serving, until_stats
+
+from loraplex_engine.messages import EngineStats
+
+pytestmark = pytest.mark.slow
+
+TENANTS = ("acme", "globex", "initech")
+TIERS = ("priority", "default", "flex")
+BLOCK_BYTES = 4096  # of the tiny model
+NUM_REQUESTS, IN_FLIGHT = 1_000, 24
+TOKENS = "prompt_tokens, cached_tokens, completion_tokens"
+PAID = f"select tenant_id, {TOKENS} from usage_event where outcome != 'error' or delivered"
+
+
+@pytest.fixture(scope="module")
+def cramped(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Served]:
+    """A server whose engine has room for a few requests at once, so that it preempts."""
+    home = tmp_path_factory.mktemp("metered") / "home"
+    room = {
+        "MAX_MODEL_LEN": 256,
+        "CPU_KV_CACHE_BYTES": 24 * BLOCK_BYTES,
+        "HOST_KV_BYTES": 0,  # what is preempted is computed again
+        "MAX_NUM_SEQS": 16,
+    }
+    with serving(home, model, **room) as running:
+        yield running
+
+
+async def asked(served: Served, clients: dict[str, AsyncOpenAI], number: int) -> str:
+    """One of many: whole, streamed, hung up on, wrong or too long; says which."""
+    chance = random.Random(number)
+    client = clients[TENANTS[number % 3]]
+    request = {
+        "model": served.model.name,
+        "messages": [{"role": "user", "content": "x" * chance.randint(1, 60)}],
+        "max_tokens": chance.randint(1, 40),
+        "service_tier": TIERS[chance.randrange(3)],
+        "seed": number,
+        "extra_body": {"ignore_eos": True},
+    }
+    kind = chance.choices(("whole", "streamed", "hung up", "wrong", "too long"), (5, 3, 3, 1, 1))[0]
+    match kind:
+        case "whole":
+            await client.chat.completions.create(**request)
+        case "wrong":
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(**request | {"model": "no-such-model"})
+        case "too long":
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(**request | {"max_tokens": 1_000})
+        case _:
+            most = 10**6 if kind == "streamed" else chance.randint(0, 12)
+            stream = await client.chat.completions.create(stream=True, **request)
+            async with stream:
+                async for _ in stream:
+                    if (most := most - 1) < 0:
+                        break
+    return kind
+
+
+def billed(served: Served) -> dict[str, tuple[int, ...]]:
+    """Prompt, cached and completion tokens that each tenant pays for."""
+    sums: dict[str, list[int]] = {}
+    for tenant, *tokens in served.rows(PAID):
+        before = sums.setdefault(str(tenant), [0, 0, 0])
+        sums[str(tenant)] = [a + int(b) for a, b in zip(before, tokens, strict=True)]
+    return {tenant: tuple(tokens) for tenant, tokens in sums.items()}
+
+
+def counted(stats: EngineStats) -> dict[str, tuple[int, ...]]:
+    return {
+        tenant: (tokens.prompt, tokens.cached, tokens.completion)
+        for tenant, tokens in stats.tokens_by_tenant
+    }
+
+
+async def written(served: Served, number: int) -> None:
+    """Until so many events are there: the last ones are on their way when the engine is idle."""
+    async with asyncio.timeout(20):
+        while served.rows("select count(*) from usage_event") != [(number,)]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_a_thousand_mixed_requests_are_billed_as_counted(cramped: Served) -> None:
+    served = cramped
+    clients = {name: served.async_client(name) for name in TENANTS}
+    turn = asyncio.Semaphore(IN_FLIGHT)
+
+    async def ask(number: int) -> str:
+        async with turn:
+            return await asked(served, clients, number)
+
+    kinds = Counter(await asyncio.gather(*(ask(number) for number in range(NUM_REQUESTS))))
+    assert min(kinds[kind] for kind in ("whole", "streamed", "hung up", "wrong", "too long")) > 40
+    admitted = kinds["whole"] + kinds["streamed"] + kinds["hung up"]
+    async with engine_of(served) as engine:
+        await until_stats(engine, holds_nothing, 30)
+        await written(served, admitted)
+        stats = await until_stats(engine, holds_nothing, 30)
+    assert billed(served) == counted(stats)
+    assert stats.preemptions > 0
+    assert stats.tokens.recomputed > 0
+    aborted = served.rows("select count(*) from usage_event where outcome = 'disconnect'")[0][0]
+    assert aborted > 40
+    for client in clients.values():
+        await client.close()
+
+
+async def streamed_to_its_end(client: AsyncOpenAI, request: dict[str, object]) -> int:
+    """The tokens that were delivered, whatever the end was."""
+    delivered = 0
+    try:
+        stream = await client.chat.completions.create(stream=True, **request)  # type: ignore[call-overload]
+        async with stream:
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    delivered += len((choice.model_extra or {}).get("token_ids") or ())
+    except openai.APIError:
+        pass
+    return delivered
+
+
+def all_are_midway(stats: EngineStats) -> bool:
+    return sum(sequence.completion_tokens > 0 for sequence in stats.sequences) == 6
+
+
+async def test_a_crash_bills_what_was_delivered_and_retries_once(served: Served) -> None:
+    """The killed engine's work is the tenants' as far as they got it, and ours beyond that."""
+    client = served.async_client("acme")
+    before = {row[0] for row in served.rows("select request_id from usage_event")}
+    request: dict[str, object] = {
+        "model": served.model.name,
+        "messages": [{"role": "user", "content": "go on"}],
+        "max_tokens": 1_900,  # far more than are made between the look and the kill
+        "extra_body": {"ignore_eos": True, "return_token_ids": True},
+    }
+    async with engine_of(served) as engine:
+        streams = [asyncio.create_task(streamed_to_its_end(client, request)) for _ in range(3)]
+        wholes = [
+            asyncio.create_task(client.chat.completions.create(**request))  # type: ignore[call-overload]
+            for _ in range(3)
+        ]
+        running = await until_stats(engine, all_are_midway, 30)
+        served.child("loraplex_engine").send_signal(signal.SIGKILL)
+        delivered = await asyncio.gather(*streams)
+        answers = await asyncio.gather(*wholes)
+        stats = await until_stats(
+            engine, lambda s: s.engine_id != running.engine_id and holds_nothing(s), 60
+        )
+    await written(served, len(before) + 6)
+    columns = "request_id, completion_tokens, discarded_tokens, attempts, outcome"
+    rows = served.rows(f"select {columns} from usage_event")
+    events = [Ended(*row) for row in rows if row[0] not in before]
+    broken = [event for event in events if event.attempts == 1]
+    retried = [event for event in events if event.attempts == 2]
+    assert sorted(event.completion for event in broken) == sorted(delivered)
+    assert {event.outcome for event in broken} == {"error"}
+    assert [event.completion for event in retried] == [1_900] * 3
+    assert all(answer.usage.completion_tokens == 1_900 for answer in answers)
+    assert all(event.discarded > 0 for event in retried)
+    [(acme,)] = served.rows("select id from tenant where name = 'acme'")
+    assert counted(stats)[str(acme)][2] == 3 * 1_900
+    known = sum(event.discarded for event in retried) + sum(delivered)
+    assert known >= sum(s.completion_tokens for s in running.sequences)  # the dead one's last word
+    await client.close()
+
+
+class Ended(NamedTuple):
+    """A usage event's last word."""
+
+    request_id: str
+    completion: int
+    discarded: int
+    attempts: int
+    outcome: str

@@ -164,7 +164,7 @@ def check(model: Path, adapter: Path | None, against: Path, dtype: Dtype, say: S
             max_num_seqs=16,
             max_num_batched_tokens=64,
             max_loras=1,
-            max_lora_rank=1 if stored is None else stored.report.rank,
+            max_lora_rank=1 if stored is None else max(stored.report.rank, 1),
         )
         loaded = load_model(config)
         say(f"model: {model} ({shape.architecture}, {dtype} on {loaded.device.name})")

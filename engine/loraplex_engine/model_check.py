@@ -58,8 +58,8 @@ TOLERANCES = {"float32": Tolerance(2e-3, 4e-3), "bfloat16": Tolerance(0.5, 0.25)
 class Reference(Protocol):
     """What the logits are compared with; implemented by loraplex_engine.reference_model."""
 
-    def logits(self, token_ids: Sequence[int], *, with_adapter: bool) -> torch.Tensor:
-        """float32 [num_tokens, vocab_size]."""
+    def logits(self, token_ids: Sequence[int], count: int, *, with_adapter: bool) -> torch.Tensor:
+        """float32 [count, vocab_size]: before each of the last `count` tokens."""
         ...
 
 
@@ -127,14 +127,19 @@ def prompt_ids(config: EngineConfig, vocab_size: int) -> list[list[int]]:
 
 
 def compare(said: Sequence[Said], reference: Reference, tolerance: Tolerance) -> Seen:
-    """Along the engine's own answers: each step is judged by the same tokens before it."""
+    """Along the engine's own answers, all with the adapter or all without: each step is judged by the
+    same tokens before it."""
     ours, theirs = [], []
+    known: dict[tuple[int, ...], torch.Tensor] = {}  # an answer is mostly the same when warm
     for prompt, completion in said:
         assert completion.logits is not None
-        ids = [*prompt.token_ids, *completion.token_ids]
-        logits = reference.logits(ids, with_adapter=prompt.adapter is not None)
+        ids = (*prompt.token_ids, *completion.token_ids)
+        if ids not in known:
+            has_adapter = prompt.adapter is not None
+            count = len(completion.token_ids)
+            known[ids] = reference.logits(ids, count, with_adapter=has_adapter)
         ours.append(completion.logits)
-        theirs.append(logits[len(prompt.token_ids) - 1 : -1])
+        theirs.append(known[ids])
     found, wanted = torch.cat(ours), torch.cat(theirs)
     best = wanted.topk(2).values
     differs = found.argmax(-1) != wanted.argmax(-1)
@@ -164,7 +169,7 @@ def check(model: Path, adapter: Path | None, against: Path, dtype: Dtype, say: S
             max_num_seqs=16,
             max_num_batched_tokens=64,
             max_loras=1,
-            max_lora_rank=1 if stored is None else stored.report.rank,
+            max_lora_rank=1 if stored is None else max(stored.report.rank, 1),
         )
         loaded = load_model(config)
         say(f"model: {model} ({shape.architecture}, {dtype} on {loaded.device.name})")

@@ -19,11 +19,12 @@ class ReferenceModel:
         self._has_adapter = has_adapter
 
     @torch.inference_mode()
-    def logits(self, token_ids: Sequence[int], *, with_adapter: bool) -> torch.Tensor:
-        """float32 [num_tokens, vocab_size], of one sequence alone."""
+    def logits(self, token_ids: Sequence[int], count: int, *, with_adapter: bool) -> torch.Tensor:
+        """float32 [count, vocab_size]: before each of the last `count` tokens of one sequence alone."""
         is_off = self._has_adapter and not with_adapter
+        ids = torch.tensor([list(token_ids)])
         with self._model.disable_adapter() if is_off else nullcontext():
-            logits: torch.Tensor = self._model(torch.tensor([list(token_ids)])).logits[0]
+            logits: torch.Tensor = self._model(ids, logits_to_keep=count + 1).logits[0, :-1]
         return logits.float()
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import peft
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.engine.test_families import GREEDY, LENGTHS, QWEN3_MOE, TOLERANCE, logits_of
 from tests.engine.tiny import make_model, offline_engine
+from transformers import AutoModelForCausalLM
 
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.offline import Prompt
@@ -146,6 +147,51 @@ def test_single_experts_equal_peft(family: str, tmp_path: Path) -> None:
     model = make(tmp_path, family)
     make_single(model, tmp_path / "lora", family)
     assert_equal_to_peft(model, tmp_path, tmp_path / "lora")
+
+
+def test_dora_on_experts_equals_the_merged_model(tmp_path: Path) -> None:
+    model = make(tmp_path, "mixtral")
+    make_single(model, tmp_path / "lora", "mixtral")
+    add_magnitudes(model, tmp_path / "lora")
+    config = engine_config(tmp_path)
+    with offline_engine(config, {"lora": tmp_path / "lora"}, tmp_path / "store") as (
+        offline,
+        versions,
+    ):
+        asked = prompts([None, versions["lora"]])
+        answers = offline.run(asked)
+    wanted = {None: transformers_of(tmp_path), versions["lora"]: model}
+    for prompt, completion in zip(asked, answers, strict=True):
+        assert completion.logits is not None
+        ids = torch.tensor([[*prompt.token_ids, *completion.token_ids]])
+        with torch.no_grad():
+            expected = wanted[prompt.adapter](ids).logits[0, len(prompt.token_ids) - 1 : -1]
+        assert (completion.logits - expected).abs().max() < TOLERANCE
+
+
+def transformers_of(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def add_magnitudes(model: Any, lora: Path) -> None:
+    """Make an adapter of single experts a DoRA, and the model what it makes of it."""
+    path = lora / "adapter_model.safetensors"
+    tensors = {name: t for name, t in load_file(path).items() if "q_proj" not in name}
+    for name in [name for name in tensors if "lora_A" in name]:
+        stem = name.removesuffix(".lora_A.weight")
+        layer, expert, part = stem.split(".")[4], int(stem.split(".")[7]), stem.split(".")[8]
+        experts = model.model.layers[int(layer)].mlp.experts
+        whole = experts.down_proj if part == "w2" else experts.gate_up_proj
+        inner = whole.shape[1] // 2
+        rows = {"w1": slice(0, inner), "w3": slice(inner, None), "w2": slice(None)}[part]
+        weight = whole.data[expert, rows]
+        changed = weight + 5 / 3 * tensors[f"{stem}.lora_B.weight"] @ tensors[name]
+        magnitude = 0.5 + torch.rand(len(weight))
+        tensors[f"{stem}.lora_magnitude_vector"] = magnitude
+        weight.copy_(magnitude[:, None] * changed / changed.norm(dim=1, keepdim=True))
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = lora / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
 
 
 TILES = {"hidden_size": 96, "head_dim": 32}  # what AMX serves

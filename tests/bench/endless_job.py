@@ -6,9 +6,8 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import httpx2
 from openai import AsyncOpenAI
 from server_system import LoraplexServer
 from workload import Request
@@ -24,7 +23,6 @@ class Window:
 
     tokens: int = 0
     seconds: float = 0.0
-    spare: list[float] = field(default_factory=list)  # of a step, as the engine publishes it
 
     @property
     def tokens_per_s(self) -> float:
@@ -36,35 +34,21 @@ class EndlessJob:
     """Runs until its context ends."""
 
     client: AsyncOpenAI
-    server: LoraplexServer
     batch_id: str
 
     @asynccontextmanager
     async def watched(self, window: Window) -> AsyncIterator[None]:
         """Adds to the window what happens meanwhile."""
-        watching = asyncio.create_task(self._watch(window))
         first, started_s = await self._tokens(), time.perf_counter()
         try:
             yield
         finally:
             window.tokens += await self._tokens() - first
             window.seconds += time.perf_counter() - started_s
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
 
     async def warm_up(self) -> None:
         while await self._num_done() < WARM_LINES:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
-
-    async def _watch(self, window: Window) -> None:
-        async with httpx2.AsyncClient() as http:
-            while True:
-                page = (await http.get(f"{self.server.url}/metrics")).text
-                values = [
-                    row for row in page.splitlines() if row.startswith("loraplex_spare_ratio")
-                ]
-                window.spare.append(float(values[0].split()[-1]))
-                await asyncio.sleep(POLL_S)
 
     async def _tokens(self) -> int:
         usage = (await self.client.batches.retrieve(self.batch_id)).usage
@@ -97,7 +81,7 @@ async def endless_job(
         input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
     )
     try:
-        yield EndlessJob(client, server, batch.id)
+        yield EndlessJob(client, batch.id)
     finally:
         await client.batches.cancel(batch.id)
         while (await client.batches.retrieve(batch.id)).status != "cancelled":  # noqa: ASYNC110

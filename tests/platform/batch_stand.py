@@ -36,7 +36,7 @@ async def submit(client: AsyncOpenAI, content: bytes, **options: Any) -> Batch:
     return await client.batches.create(input_file_id=file.id, **order)
 
 
-async def until_final(client: AsyncOpenAI, batch_id: str, within_s: float = 10) -> Batch:
+async def until_final(client: AsyncOpenAI, batch_id: str, within_s: float = 60) -> Batch:
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
         batch = await client.batches.retrieve(batch_id)
@@ -60,7 +60,7 @@ async def results(client: AsyncOpenAI, file_id: str | None) -> dict[str, dict[st
     return found
 
 
-async def until(condition: Callable[[], bool], within_s: float = 10) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60) -> None:
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
         if condition():

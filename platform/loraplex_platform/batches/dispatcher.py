@@ -76,6 +76,7 @@ class Dispatcher:
         self._may_have_lines = False  # that nobody has claimed
         self._is_urgent = False  # some job would miss its window
         self._is_idle = asyncio.Event()  # no line runs
+        self._is_idle.set()
         self._is_stopping = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
         self._writer: asyncio.Task[None] | None = None

@@ -105,7 +105,7 @@ async def a_prefix(stand: Stand) -> str:
 
 
 async def a_live_request(stand: Stand) -> str:
-    stand.served.engine.step_s = 0.05
+    stand.served.engine.step_s = 0.5  # goes on for longer than the test
     asked = stand.call("POST", "/v1/chat/completions", json=CHAT | {"max_tokens": 200})
     task = asyncio.create_task(asked)
     stand.served.stack.callback(task.cancel)

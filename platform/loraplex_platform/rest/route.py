@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
 from loraplex_platform.auth.dependencies import Authenticated
-from loraplex_platform.kit.errors import PreconditionFailed
 from loraplex_platform.kit.revisions import HasRevision
 from loraplex_platform.rest.idempotency import Answer, Claim, Idempotency
 
@@ -118,14 +117,13 @@ async def claim(request: Request, caller_id: str, key: str | None, fingerprint: 
 Once = Depends(once)
 
 
-def if_match(if_match: Annotated[str | None, Header(max_length=64)] = None) -> int | None:
+def if_match(
+    if_match: Annotated[str | None, Header(pattern=r'^(\*|(W/)?"?[0-9]{1,9}"?)$')] = None,
+) -> int | None:
     """The revision that the caller has seen; None: any."""
-    if if_match is None or if_match.strip() == "*":
+    if if_match is None or if_match == "*":
         return None
-    digits = if_match.strip().removeprefix("W/").strip('"')
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
-        raise PreconditionFailed
-    return int(digits)
+    return int(if_match.removeprefix("W/").strip('"'))
 
 
 Revision = Annotated[int | None, Depends(if_match)]

@@ -267,7 +267,6 @@ def create_app(
         database, clock, settings.home / "exports", issuer=issuer, region=settings.region
     )
     app.state.gate = gate
-    app.state.reconciliation = reconciliation
     app.state.health = Health(database, engine, gate, reconciliation)
     app.state.refusals = RefusalService(database, clock)
     app.state.overview = OverviewService(engine, database, app.state.refusals, gate, prices, clock)

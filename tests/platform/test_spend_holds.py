@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
 from tests.till_stand import Till, open_till, redis_store
 from tests.usage_stand import add_book, book, num_events, two_tenants
 
@@ -24,6 +23,8 @@ from loraplex_platform.kit.errors import Overloaded, QuotaExceeded
 from loraplex_platform.models import BillingProfile, SpendHold
 from loraplex_platform.usage.budget_service import BudgetService
 from loraplex_platform.usage.credit_service import CreditService
+from loraplex_platform.usage.ledger_repository import LedgerRepository
+from loraplex_platform.usage.meter import Point
 from loraplex_platform.usage.money import PICO
 from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.spending import Spending
@@ -75,23 +76,26 @@ async def test_a_hold_is_written_first_and_released_with_the_event(till: Till) -
     assert await holds_in(till.database) == []
 
 
-async def test_event_ledger_and_outbox_are_one_transaction(till: Till) -> None:
+async def test_event_ledger_and_outbox_are_one_transaction(
+    database: Database, tmp_path: Path
+) -> None:
     """Whatever fails in it, nothing of it is there."""
-    await till.reserve("req_1")
+    acme, is_broken = await limited(database), [True]
 
-    def refuse(*_: object) -> None:
-        raise RuntimeError("at the very end")
+    def at(point: Point) -> None:
+        if point == "written" and is_broken.pop():
+            raise RuntimeError("at the very end")
 
-    engine = till.database._engines[-1].sync_engine  # the writer's
-    event.listen(engine, "commit", refuse)
-    with pytest.raises(RuntimeError):
-        await till.record("req_1")
-    event.remove(engine, "commit", refuse)
-    assert await num_events(till.database) == await till.spent_nano() == 0
-    assert await holds_in(till.database) == [("req_1", False, None)]
-    await till.meter.drain()
-    assert await num_events(till.database) == 1
-    assert await holds_in(till.database) == [("req_1", True, 110)]
+    async with open_till(database, MemoryStore(), acme, tmp_path / "spool", at) as till:
+        await till.reserve("req_1")
+        with pytest.raises(RuntimeError):
+            await till.record("req_1")
+        assert await num_events(database) == await till.spent_nano() == 0
+        assert await holds_in(database) == [("req_1", False, None)]
+        is_broken.append(False)
+        await till.meter.drain()
+        assert await num_events(database) == 1
+        assert await holds_in(database) == [("req_1", True, 110)]
 
 
 async def test_what_was_not_served_holds_nothing(till: Till) -> None:
@@ -195,6 +199,9 @@ async def check_kill(point: str, url: str, redis_url: str, folder: Path) -> None
         await till.holds.sweep()
         assert await num_events(database) == RECORDED[point]
         assert await till.spent_nano() == RECORDED[point] * 10 * TOKEN_NANO
+        async with database.reading() as session:
+            assert await LedgerRepository(session).unbalanced() == []
+        assert os.listdir(folder) == []
         held = {claim.id: claim for claim, _ in await till.holds.open_of(acme)}
         assert list(held) == (["req_2"] if RECORDED[point] == 2 else [])  # it left no trace
         holding = sum(charge.amount for claim in held.values() for charge in claim.charges)

@@ -17,7 +17,6 @@ from tests.usage_stand import books_of, entries_of, facts, metering, num_events,
 
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.meter import Meter, Point
@@ -197,20 +196,3 @@ async def test_a_kill_loses_nothing_and_doubles_nothing(
     database: Database, point: Point, folder: Path
 ) -> None:
     await check_kill(point, database.url, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["ended", "committed"])
-async def test_a_kill_at_the_outer_points_loses_nothing(
-    database: Database, point: Point, folder: Path
-) -> None:
-    await check_kill(point, database.url, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["ended", "spooled", "written", "committed"])
-async def test_a_kill_loses_nothing_on_postgres(
-    postgres_url: str, point: Point, folder: Path
-) -> None:
-    upgrade(postgres_url)
-    await check_kill(point, postgres_url, folder)

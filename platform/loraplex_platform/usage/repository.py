@@ -37,6 +37,8 @@ class UsageRepository:
 
     async def add_new(self, facts: Sequence[UsageFacts]) -> list[UsageFacts]:
         """Write those that are not there yet; returns them."""
+        if not facts:
+            return []
         statement = insert_into(self._session, UsageEvent).on_conflict_do_nothing()
         # Rows as parameters: the statement is compiled once, however many there are.
         rows = [{name: getattr(fact, name) for name in COLUMNS} for fact in facts]

@@ -186,7 +186,9 @@ class AdapterCache:
         """Bring a version that somebody waits for to the host tier, ahead of its turn."""
         self._tenants[version] = tenant
         is_there = version in self._loads or version in self._slots.residents
-        is_there = is_there or version in self._host or version in self._wanted
+        known = self._needs.get(version)
+        is_small = known is None or known.num_bytes <= self._host.budget_bytes
+        is_there = is_there or version in self._host or version in self._wanted or not is_small
         if not is_there and len(self._wanted) < MAX_WANTED:
             self._wanted[version] = None
             self._start_prefetches()

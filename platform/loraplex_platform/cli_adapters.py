@@ -1,14 +1,19 @@
 """`loraplex adapters`: a tenant's adapters, judged, named, shifted and rolled back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from loraplex_adapters.errors import AdapterError
+from loraplex_adapters.hub import download_adapter, is_hub_id
 from loraplex_adapters.store import AdapterStore
 from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.catalogue.routes import Address
 from loraplex_platform.catalogue.service import CatalogueService, Entry
+from loraplex_platform.catalogue.upload import refused
 from loraplex_platform.command import TenantOption, open_database, run
 from loraplex_platform.config import Settings, load_settings
 from loraplex_platform.db.database import Database
@@ -25,7 +30,12 @@ BY = COMMAND_LINE.actor
 def add_adapter(
     tenant: TenantOption,
     name: Annotated[str, typer.Option(help="What the tenant's requests call it.")],
-    folder: Annotated[Path, typer.Argument(help="What PEFT's save_pretrained wrote.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="What PEFT's save_pretrained wrote: a folder, or owner/name of the hub."
+        ),
+    ],
     update: Annotated[
         bool, typer.Option("--update", help="Add a version to a name that there is.")
     ] = False,
@@ -39,9 +49,10 @@ def add_adapter(
             service.check_name(name)
             if not update:
                 await service.check_free(owner, name)
-            stored = await service.judge(
-                folder, base_folder=expected_folder(settings), max_rank=settings.max_lora_rank
-            )
+            with _folder_of(source, service) as folder:
+                stored = await service.judge(
+                    folder, base_folder=expected_folder(settings), max_rank=settings.max_lora_rank
+                )
             made = await service.publish(owner, name, stored, by=BY, activate=not update)
         for warning in stored.report.warnings:
             typer.echo(f"warning: {warning}", err=True)
@@ -152,6 +163,20 @@ def remove_adapter(
             await service.delete(await _owner(database, tenant), name, by=BY)
 
     run(work())
+
+
+@contextmanager
+def _folder_of(source: str, service: CatalogueService) -> Iterator[Path]:
+    """The folder itself; or, while it is needed, one of what the hub has under this id."""
+    if Path(source).exists() or not is_hub_id(source):
+        yield Path(source)
+        return
+    with service.draft() as folder:
+        try:
+            download_adapter(source, folder)
+        except AdapterError as error:
+            raise refused(error) from error
+        yield folder
 
 
 def _change(tenant: str, name: str, values: dict[str, Any]) -> None:

@@ -194,7 +194,12 @@ def _parity(parity: dict[str, Any] | None) -> str:
     if parity["error"] is None:
         return f"parity: could not be tested: {parity['reason']}"
     verdict = "passed" if parity["passed"] else "FAILED"
-    return f"parity: {verdict}, error {parity['error']:.1e}, effect {parity['effect']:.2f}"
+    sizes = [
+        f"{(parity.get(f'{tier}_bytes') or 0) / 2**20:.1f} MiB of the {tier}"
+        for tier in ("host", "device")
+    ]
+    figures = f"error {parity['error']:.1e}, effect {parity['effect']:.2f}"
+    return f"parity: {verdict}, {figures}; takes {' and '.join(sizes)}"
 
 
 def _show(entry: Entry) -> None:

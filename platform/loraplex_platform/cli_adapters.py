@@ -1,5 +1,7 @@
 """`loraplex adapters`: a tenant's adapters, judged, named, shifted and rolled back."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,17 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from loraplex_adapters.errors import AdapterError
-from loraplex_adapters.hub import download_adapter, is_hub_id
+from loraplex_adapters.errors import MissingFile
 from loraplex_adapters.store import AdapterStore
 from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.catalogue.routes import Address
 from loraplex_platform.catalogue.service import CatalogueService, Entry
-from loraplex_platform.catalogue.upload import refused
 from loraplex_platform.command import TenantOption, open_database, run
 from loraplex_platform.config import Settings, load_settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import COMMAND_LINE, Principal
 from loraplex_platform.supervision.base_model import expected_folder, served_name
 from loraplex_platform.tenants.service import TenantService
@@ -168,14 +169,15 @@ def remove_adapter(
 @contextmanager
 def _folder_of(source: str, service: CatalogueService) -> Iterator[Path]:
     """The folder itself; or, while it is needed, one of what the hub has under this id."""
-    if Path(source).exists() or not is_hub_id(source):
+    if Path(source).exists():
         yield Path(source)
         return
     with service.draft() as folder:
-        try:
-            download_adapter(source, folder)
-        except AdapterError as error:
-            raise refused(error) from error
+        command = [sys.executable, "-m", "loraplex_adapters.hub", source, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["it cannot be fetched"])[-1]
+            raise InvalidRequest(reason, code=MissingFile.code)
         yield folder
 
 

@@ -13,20 +13,10 @@ from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore
 
 
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("owner/name", True),
-        ("owner/na.me-2@v1.0", True),
-        ("owner/name@refs/pr/3", True),
-        ("/absolute/path", False),
-        ("one", False),
-        ("a/b/c", False),
-        ("../up", True),  # a folder that is not there: the hub refuses the name
-    ],
-)
-def test_what_looks_like_a_hub_id(text: str, is_one: bool) -> None:
-    assert hub.is_hub_id(text) == is_one
+@pytest.mark.parametrize("text", ["/absolute/path", "one", "a/b/c", "", "a b/c"])
+def test_what_is_no_hub_id_is_not_asked_for(text: str, tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="neither a folder nor"):
+        hub.download_adapter(text, tmp_path)
 
 
 def test_the_two_files_are_fetched_and_can_be_stored(

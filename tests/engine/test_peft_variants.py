@@ -116,7 +116,7 @@ def save_variant(
         if not parameter.requires_grad:
             continue
         if "magnitude" in name:
-            parameter.data *= torch.rand_like(parameter) + 0.5
+            parameter.data *= 1 + 6 * loudness * (torch.rand_like(parameter) - 0.5)
         elif "lora_" in name:
             torch.nn.init.normal_(parameter, std=loudness)
         else:

@@ -31,9 +31,17 @@ VARIANTS: Variants = {
     },
     "dora": {"target_modules": ALL_MODULES, "use_dora": True},
     "lora_bias": {"target_modules": ALL_MODULES, "lora_bias": True},
-    "vocabulary": {"target_modules": ["embed_tokens", "v_proj"], "ensure_weight_tying": True},
+    "vocabulary": {
+        "target_modules": ["embed_tokens", "v_proj"],
+        "ensure_weight_tying": True,
+        "lora_alpha": 128,
+    },
     "whole head": {"target_modules": ["q_proj", "down_proj"], "modules_to_save": ["lm_head", "norm"]},
-    "tokens": {"target_modules": ALL_MODULES, "trainable_token_indices": TOKENS},
+    "tokens": {
+        "target_modules": ALL_MODULES,
+        "trainable_token_indices": TOKENS,
+        "lora_alpha": 48,
+    },
 }  # fmt: skip
 
 

@@ -40,11 +40,7 @@ MAX_WANTED = 16  # remembered: more would push each other out of the host tier
 
 
 class AdapterCache:
-    """The adapters of one engine. More of them than slots is the normal case.
-
-    `base` names what they may change beside the projections; for that there are `extra_bytes` on the
-    device, and without `base_tensors` it is refused.
-    """
+    """The adapters of one engine; `base` names what they may change beside the projections."""
 
     def __init__(
         self,
@@ -119,17 +115,13 @@ class AdapterCache:
         slots, host, slabs_bytes = self._slots, self._host, self._device.num_bytes
         budget = slabs_bytes + slots.extra_bytes
         known = sum(need.num_bytes for need in self._needs.values())
+        on_device = (
+            slots.evictions, budget - slots.free_extra_bytes, budget, len(slots.residents),
+        )  # fmt: skip
+        in_host = (host.evictions, host.num_bytes, host.budget_bytes, len(host))
         return (
-            self._on_device.stats(
-                "device",
-                slots.evictions,
-                budget - slots.free_extra_bytes,
-                budget,
-                len(slots.residents),
-            ),
-            self._in_host.stats(
-                "host", host.evictions, host.num_bytes, host.budget_bytes, len(host)
-            ),
+            self._on_device.stats("device", *on_device),
+            self._in_host.stats("host", *in_host),
             self._on_disk.stats("disk", 0, known, 0, len(self._needs)),
         )
 
@@ -147,10 +139,7 @@ class AdapterCache:
     def blockers(
         self, version: str, remaining: Callable[[str], float] = lambda _: 0
     ) -> tuple[str, ...] | None:
-        """The fewest versions in use whose end would let this one load; None: not known yet.
-
-        Among as few, those whose `remaining` work is least.
-        """
+        """The fewest versions in use whose end would let this one load; None: not known yet."""
         return self._slots.blockers(self._needs.get(version, Need(1)), remaining)
 
     def slot_of(self, version: str) -> int:
@@ -186,7 +175,9 @@ class AdapterCache:
         """Bring a version that somebody waits for to the host tier, ahead of its turn."""
         self._tenants[version] = tenant
         is_there = version in self._loads or version in self._slots.residents
-        is_there = is_there or version in self._host or version in self._wanted
+        known = self._needs.get(version)
+        is_small = known is None or known.num_bytes <= self._host.budget_bytes
+        is_there = is_there or version in self._host or version in self._wanted or not is_small
         if not is_there and len(self._wanted) < MAX_WANTED:
             self._wanted[version] = None
             self._start_prefetches()
@@ -194,8 +185,8 @@ class AdapterCache:
     def start_load(self, version: str) -> None:
         """Begin to load an absent version; a version that is loading or resident stays as it is.
 
-        Without a slot to be had it is brought to the host tier only. If it turns out not to fit
-        beside the versions in use, it is absent again without an outcome, and can_load knows.
+        Without a slot to be had it is brought to the host tier only. If it does not fit beside the
+        versions in use, or is dropped meanwhile, it is absent again without an outcome.
         """
         if version in self._loads or version in self._slots.residents:
             return
@@ -247,8 +238,12 @@ class AdapterCache:
         """The next stage of a load whose worker is done: read, then copied, then resident."""
         now = self._clock()
         error = load.future.exception()
-        if error is not None or load.is_dropped:
+        if error is not None:
             return self._fail(version, load, error)
+        if load.is_dropped:  # whoever waits for it nevertheless will ask anew
+            if load.slot is not None:
+                self._slots.cancel(load.slot, load.row_start)
+            return None
         result = load.future.result()
         if isinstance(result, AdapterWeights):
             self._keep(version, load, result, now - load.stage_s)
@@ -270,10 +265,10 @@ class AdapterCache:
         if load.slot is not None:
             self._place(version, weights, load.slot, load.started_s)
 
-    def _fail(self, version: str, load: Load, error: BaseException | None) -> LoadOutcome:
+    def _fail(self, version: str, load: Load, error: BaseException) -> LoadOutcome:
         if load.slot is not None:
             self._slots.cancel(load.slot, load.row_start)
-        if error is not None and not isinstance(error, AdapterError | OSError):
+        if not isinstance(error, AdapterError | OSError):
             log.error("loading %s went wrong", version, exc_info=error)
         tier = self._on_disk if load.row_start is None else self._on_device
         tier.failures += 1

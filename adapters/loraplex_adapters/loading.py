@@ -29,9 +29,7 @@ class Load:
     is_dropped: bool = False
 
 
-def reason_of(error: BaseException | None) -> str:
-    if error is None:
-        return "dropped: the version was dropped while it was loading"
+def reason_of(error: BaseException) -> str:
     if isinstance(error, AdapterError):
         return f"{error.code}: {error}"
     if isinstance(error, OSError):

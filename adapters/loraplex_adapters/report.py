@@ -51,6 +51,8 @@ class ParityCheck:
     passed: bool
     error: float | None = None  # of what is served; None: it could not be tested, `reason` says why
     effect: float | None = None  # what the adapter changes at all
+    host_bytes: int | None = None  # what it takes there, as it is served
+    device_bytes: int | None = None  # its rows of all slabs, and what lies beside them
     seconds: float = 0.0
     reason: str | None = None
 

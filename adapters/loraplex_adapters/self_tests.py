@@ -23,6 +23,7 @@ class Figures(NamedTuple):
     error: float
     effect: float
     passed: bool
+    device_bytes: int
 
 
 SelfTest = Callable[[AdapterWeights], Figures]
@@ -58,12 +59,21 @@ class SelfTests:
     def _check(self, version: str, test: SelfTest) -> ParityCheck:
         started_s = time.monotonic()
         try:
-            error, effect, passed = test(self._read(version))
+            weights = self._read(version)
+            found = test(weights)
         except Exception as fault:  # the thread's boundary: a test must end in a result
             if not isinstance(fault, AdapterError | OSError):
                 log.exception("the self-test of %s went wrong", version)
             return ParityCheck(version, False, reason=reason_of(fault))
         seconds = time.monotonic() - started_s
-        if not passed:
-            log.error("%s is served with an error of %.2g against a dense merge", version, error)
-        return ParityCheck(version, passed, error, effect, seconds)
+        if not found.passed:
+            log.error("%s has an error of %.2g against a dense merge", version, found.error)
+        return ParityCheck(
+            version,
+            found.passed,
+            found.error,
+            found.effect,
+            weights.num_bytes,
+            found.device_bytes,
+            seconds,
+        )

@@ -47,6 +47,9 @@ class ParityTest:
         self._tensors = tensors
         self._device = device
         self._kv_shape = kv_shape
+        self._row_bytes = kv_shape.dtype.itemsize * sum(
+            len(spec.slices) * spec.in_features + sum(spec.slice_widths) for spec in projections
+        )
         self._tolerance = TOLERANCE[kv_shape.dtype] if tolerance is None else tolerance
 
     def __call__(self, weights: AdapterWeights) -> Figures:
@@ -69,7 +72,8 @@ class ParityTest:
         scale = dense.norm().clamp(min=1e-6)
         error = float((served - dense).norm() / scale)
         effect = float((dense - base).norm() / scale)
-        return Figures(error, effect, error <= self._tolerance)
+        device_bytes = weights.rank * self._row_bytes + weights.extras.num_bytes
+        return Figures(error, effect, error <= self._tolerance, device_bytes)
 
     @torch.inference_mode()
     def _logits(

@@ -1,10 +1,15 @@
 """`loraplex adapters`: a tenant's adapters, judged, named, shifted and rolled back."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from loraplex_adapters.errors import MissingFile
 from loraplex_adapters.store import AdapterStore
 from loraplex_platform.admission.stock import check_adapter_bytes
 from loraplex_platform.catalogue.routes import Address
@@ -13,6 +18,7 @@ from loraplex_platform.command import TenantOption, open_database, run
 from loraplex_platform.config import Settings, load_settings
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import COMMAND_LINE, Principal
 from loraplex_platform.supervision.base_model import expected_folder, served_name
 from loraplex_platform.tenants.service import TenantService
@@ -25,7 +31,12 @@ BY = COMMAND_LINE.actor
 def add_adapter(
     tenant: TenantOption,
     name: Annotated[str, typer.Option(help="What the tenant's requests call it.")],
-    folder: Annotated[Path, typer.Argument(help="What PEFT's save_pretrained wrote.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="What PEFT's save_pretrained wrote: a folder, or owner/name of the hub."
+        ),
+    ],
     update: Annotated[
         bool, typer.Option("--update", help="Add a version to a name that there is.")
     ] = False,
@@ -39,9 +50,10 @@ def add_adapter(
             service.check_name(name)
             if not update:
                 await service.check_free(owner, name)
-            stored = await service.judge(
-                folder, base_folder=expected_folder(settings), max_rank=settings.max_lora_rank
-            )
+            with _folder_of(source, service) as folder:
+                stored = await service.judge(
+                    folder, base_folder=expected_folder(settings), max_rank=settings.max_lora_rank
+                )
             made = await service.publish(owner, name, stored, by=BY, activate=not update)
         for warning in stored.report.warnings:
             typer.echo(f"warning: {warning}", err=True)
@@ -154,6 +166,21 @@ def remove_adapter(
     run(work())
 
 
+@contextmanager
+def _folder_of(source: str, service: CatalogueService) -> Iterator[Path]:
+    """The folder itself; or, while it is needed, one of what the hub has under this id."""
+    if Path(source).exists():
+        yield Path(source)
+        return
+    with service.draft() as folder:
+        command = [sys.executable, "-m", "loraplex_adapters.hub", source, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["it cannot be fetched"])[-1]
+            raise InvalidRequest(reason, code=MissingFile.code)
+        yield folder
+
+
 def _change(tenant: str, name: str, values: dict[str, Any]) -> None:
     async def work() -> None:
         async with open_database() as database:
@@ -169,7 +196,12 @@ def _parity(parity: dict[str, Any] | None) -> str:
     if parity["error"] is None:
         return f"parity: could not be tested: {parity['reason']}"
     verdict = "passed" if parity["passed"] else "FAILED"
-    return f"parity: {verdict}, error {parity['error']:.1e}, effect {parity['effect']:.2f}"
+    sizes = [
+        f"{(parity.get(f'{tier}_bytes') or 0) / 2**20:.1f} MiB of the {tier}"
+        for tier in ("host", "device")
+    ]
+    figures = f"error {parity['error']:.1e}, effect {parity['effect']:.2f}"
+    return f"parity: {verdict}, {figures}; takes {' and '.join(sizes)}"
 
 
 def _show(entry: Entry) -> None:

@@ -51,7 +51,7 @@ def put(store: AdapterStore, model: Path, folder: Path) -> str:
     return store.put(folder, base=base, limits=Limits(32)).version
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_whatever_is_served_rightly_passes(is_tied: bool, dtype: Dtype, tmp_path: Path) -> None:
     shape = {"tie_word_embeddings": True} if is_tied else {"attention_bias": True, "mlp_bias": True}
@@ -124,6 +124,13 @@ def test_a_check_asked_of_the_engine_is_in_its_statistics_and_disturbs_no_step(
     [check] = offline.engine.stats().adapter_checks
     cache.close()
     assert check.passed
+    assert check.host_bytes == 4 * 4 * sum(  # rank 4 of float32 numbers
+        shape.in_features + shape.out_features
+        for name, shape in BaseModel.from_checkpoint(None, tmp_path).modules.items()
+        if name.endswith("_proj")
+    )
+    assert check.device_bytes is not None
+    assert check.device_bytes > check.host_bytes, "the head's rows are taken too"
     assert beside
     for number, logits in enumerate(beside):
         expected = quiet[number % len(prompts)]

@@ -425,6 +425,7 @@ async def test_the_self_test_of_each_content_is_asked_for_once_and_shown(
         [version] = (await client.call("GET", f"/{name}")).json()["versions"]
         assert version["parity"] == {
             "passed": True, "error": 0.0, "effect": 1.0, "seconds": 0.0, "reason": None,
+            "host_bytes": None, "device_bytes": None,
         }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from tests.engine.memory_adapters import MemoryAdapters
 from tests.engine.scripted import Scripted, request
 
+from loraplex_adapters.residents import Need
 from loraplex_adapters.slots import SlotTable
 from loraplex_engine.messages import Finished
 from loraplex_engine.scheduling.hfs import Hfs
@@ -19,16 +20,16 @@ class RowAdapters(MemoryAdapters):
         self.table = SlotTable(num_slots, num_rows, num_rows)
 
     def can_load(self, adapter: str) -> bool:
-        return adapter not in self.table.residents and self.table.fits(rank_of(adapter))
+        return adapter not in self.table.residents and self.table.fits(need_of(adapter))
 
     def blockers(self, adapter: str, remaining: object) -> tuple[str, ...] | None:
-        return self.table.blockers(rank_of(adapter), remaining)  # type: ignore[arg-type]
+        return self.table.blockers(need_of(adapter), remaining)  # type: ignore[arg-type]
 
     def start_load(self, version: str) -> None:
         if version not in self.table.residents and self.can_load(version):
             slot = self.table.promise()
             assert slot is not None
-            row = self.table.take(slot, rank_of(version))
+            row = self.table.take(slot, need_of(version))
             if row is not None:
                 self.table.settle(version, slot, row)
 
@@ -45,8 +46,8 @@ class RowAdapters(MemoryAdapters):
         return self.table.residents[version].slot
 
 
-def rank_of(adapter: str) -> int:
-    return int(adapter.split("-")[1])
+def need_of(adapter: str) -> Need:
+    return Need(int(adapter.split("-")[1]))
 
 
 def test_a_wide_adapter_gets_the_room_of_several_narrow_ones_that_never_rest() -> None:

@@ -61,6 +61,8 @@ KINDS = {
     ),
 }
 
+APPEND_ONLY = {"/price_books", "/tenants/{tenant_id}/credits", "/tenants/{tenant_id}/invoices"}
+
 
 @pytest.fixture
 async def stand(app: FastAPI, keys: Seeded) -> AsyncIterator[AdminStand]:
@@ -70,7 +72,7 @@ async def stand(app: FastAPI, keys: Seeded) -> AsyncIterator[AdminStand]:
 
 def test_every_collection_has_its_kind_here() -> None:
     lists = {path for method, path in ROUTES if method == "GET" and ("POST", path) in ROUTES}
-    assert lists == {kind.path for kind in KINDS.values()}
+    assert lists - APPEND_ONLY == {kind.path for kind in KINDS.values()}
 
 
 async def walked(stand: AdminStand, path: str) -> list[str]:
@@ -181,7 +183,8 @@ async def test_patch_of_a_stale_object_is_refused(stand: AdminStand, route: Rout
     first = await stand.call("PATCH", path, body, key=key)
     tag = first.headers["etag"]
     number = int(tag.strip('"'))
-    for stale in (f'"{number - 1}"', f'"{number + 1}"', "nonsense"):
-        answer = await stand.call("PATCH", path, body, key=key, if_match=stale)
-        assert answer.status_code == 412, stale
+    for given, status in ((number - 1, 412), (number + 1, 412), ("nonsense", 400)):
+        tagged = f'"{given}"' if isinstance(given, int) else given
+        answer = await stand.call("PATCH", path, body, key=key, if_match=tagged)
+        assert answer.status_code == status, tagged
     assert (await stand.call("PATCH", path, body, key=key, if_match=tag)).status_code == 200

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tests.usage_stand import books_of, entries_of, facts, metering, num_events, two_tenants
 
 from loraplex_platform.config import Settings
-from loraplex_platform.db.database import Database
+from loraplex_platform.db.database import Asking, Database
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.meter import Meter, Point
@@ -32,10 +32,10 @@ class AwayDatabase(Database):
 
     is_away = False
 
-    def unit_of_work(self) -> AbstractAsyncContextManager[AsyncSession]:
+    def unit_of_work(self, of: Asking = None) -> AbstractAsyncContextManager[AsyncSession]:
         if self.is_away:
             raise OperationalError("BEGIN", {}, ConnectionError("gone"))
-        return super().unit_of_work()
+        return super().unit_of_work(of)
 
 
 @pytest.fixture

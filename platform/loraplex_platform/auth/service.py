@@ -151,7 +151,7 @@ class KeyService:
         self, by: Administrator, tenant_id: str, project_id: str, account_id: str
     ) -> None:
         """A service account goes; its keys end, and stay to be seen without it."""
-        async with changing(self._database, by.actor, self._clock) as session:
+        async with changing(self._database, by, self._clock) as session:
             account = await found_account(session, by, tenant_id, project_id, account_id)
             for key in await KeyRepository(session).of_account(account):
                 if key.revoked_at is None:

@@ -173,7 +173,9 @@ class Engine:
         return replace(
             stats,
             sequence_number=self._stats_number,
-            scheduler=self._meter.scheduler(self._fairness.jain(now, self.policy.waiting)),
+            scheduler=self._meter.scheduler(
+                self._fairness.jain(now, self.policy.waiting), self.policy.stats
+            ),
             draining=self._drain_until_s is not None,
             prefixes=tuple(self.prefixes.stats()),
         )
@@ -287,7 +289,7 @@ class Engine:
         self.policy.finish(live.seq, now)
         if live.is_internal:
             return
-        self._meter.count(live.seq.tenant, "recomputed", live.seq.num_recomputed)
+        self._meter.finish(live.seq, ending, now)
         self._events.append(live.finished(ending, now))
 
     def _drain(self) -> None:

@@ -15,7 +15,7 @@ from loraplex_kernels.lora import LoraSegments, build_segments
 class Batch:
     """The inputs of one forward pass."""
 
-    token_ids: torch.Tensor  # int64 [num_tokens]
+    token_ids: torch.Tensor  # int64 [num_tokens]; 0 where a step in flight has yet to sample it
     positions: torch.Tensor  # int64 [num_tokens]
     slot_mapping: torch.Tensor  # int64 [num_tokens]: block * block_size + offset
     block_tables: torch.Tensor  # int32 [num_seqs, max_blocks]
@@ -34,11 +34,12 @@ def build_batch(
     starts = np.array([item.start for item in items], np.int32)
     query_start = np.zeros(len(items) + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
-    token_ids = np.empty(query_start[-1], np.int64)
+    token_ids = np.zeros(query_start[-1], np.int64)
     tables = np.zeros((len(items), max(len(item.seq.block_table) for item in items)), np.int32)
     slots = np.full(len(items), -1, np.int32)
     for i, (seq, start, num_tokens, _) in enumerate(items):
-        token_ids[query_start[i] : query_start[i + 1]] = seq.known_ids(start, start + num_tokens)
+        known = seq.known_ids(start, start + num_tokens)
+        token_ids[query_start[i] : query_start[i] + len(known)] = known
         tables[i, : len(seq.block_table)] = seq.block_table
         if seq.adapter is not None:
             slots[i] = slot_of(seq.adapter)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
@@ -169,6 +170,7 @@ def build_engine(
         sampler or Sampler(model.config.eos_token_ids),
         model.device,
         host,
+        ThreadPoolExecutor(1, "steps") if config.steps_ahead else None,
     )
     if is_calibrated:
         calibrate(
@@ -198,7 +200,7 @@ def build_engine(
         max_num_batched_tokens=capacity.max_num_batched_tokens,
         max_queue_s=config.max_queue_s,
     )
-    return Engine(served, runner, policy, kv, adapters, clock)
+    return Engine(served, runner, policy, kv, adapters, clock, steps_ahead=config.steps_ahead)
 
 
 def fit(config: EngineConfig, model: LoadedModel, kv_shape: KvShape) -> Capacity:

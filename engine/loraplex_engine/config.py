@@ -33,6 +33,7 @@ class EngineConfig:
     max_cpu_lora_bytes: int = 512 * 2**20  # loaded adapters kept below the slots
     max_lora_extra_bytes: int = 256 * 2**20  # on the device, of what adapters have beside LoRA
     scheduling_policy: PolicyName = "hfs"
+    steps_ahead: int = 0  # planned and launched while the device works on the one before: 0 or 1
     max_queue_s: float = 300.0  # a live request that would wait longer is refused at once
     threads: int | None = None  # of the CPU's kernels; None: one per core
 
@@ -56,6 +57,8 @@ class EngineConfig:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}"
             )
+        if self.steps_ahead not in (0, 1) or (self.steps_ahead and self.scheduling_policy != "hfs"):
+            raise InvalidConfig("steps_ahead must be 0, or 1 with scheduling_policy hfs")
         if not self.max_queue_s > 0:
             raise InvalidConfig(f"max_queue_s must be positive, not {self.max_queue_s}")
         if self.host_kv_bytes is not None:

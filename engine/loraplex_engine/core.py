@@ -1,6 +1,7 @@
 """The engine's loop: commands in, one step at a time, events out. Knows no socket and no clock of its own."""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -66,6 +67,7 @@ class Engine:
         kv: PrefixCache,
         adapters: AdapterTier,
         clock: Callable[[], float] = time.monotonic,
+        steps_ahead: int = 0,
     ) -> None:
         self.served = served
         self.runner = runner
@@ -73,11 +75,13 @@ class Engine:
         self.kv = kv
         self.adapters = adapters
         self.clock = clock
+        self.steps_ahead = steps_ahead  # launched before the one in flight is collected: 0 or 1
         self.prefixes = Prefixes(kv, served)
         self._live: dict[str, LiveRequest] = {}
         self._events: list[Event] = []
         self._deadlines = Deadlines()
         self._in_flight: deque[_InFlight] = deque()
+        self._collected_s = -math.inf  # when the last step ended: the next one began then
         self._meter = Meter(served.max_num_batched_tokens)
         self._fairness = Fairness(self._meter.service_of)
         self._stats_number = 0
@@ -144,15 +148,15 @@ class Engine:
         plan = self._schedule()
         for adapter in plan.loads:
             self.adapters.start_load(adapter)
-        self._is_stalled = not plan.items
+        self._is_stalled = not plan.items and not self._in_flight
         # A fault of a copy would leave KV that nobody can trust: it ends the process.
         self.runner.copy_blocks(plan.copies)
         if plan.items:
             self._launch(plan)
-        else:
-            self.policy.observe(plan, 0.0, self.clock())
-        if self._in_flight:
+        while len(self._in_flight) > (self.steps_ahead if plan.items else 0):
             self._collect(self._in_flight.popleft())
+        if not plan.items:
+            self.policy.observe(plan, 0.0, self.clock())
         events, self._events = self._events, []
         return events
 
@@ -173,7 +177,9 @@ class Engine:
         return replace(
             stats,
             sequence_number=self._stats_number,
-            scheduler=self._meter.scheduler(self._fairness.jain(now, self.policy.waiting)),
+            scheduler=self._meter.scheduler(
+                self._fairness.jain(now, self.policy.waiting), self.policy.stats
+            ),
             draining=self._drain_until_s is not None,
             prefixes=tuple(self.prefixes.stats()),
         )
@@ -219,6 +225,8 @@ class Engine:
         try:
             handle = self.runner.launch(plan)
         except Exception as fault:
+            while self._in_flight:  # steps are judged in their order
+                self._collect(self._in_flight.popleft())
             self._fail_step(plan, now, fault)
         else:
             self._in_flight.append(_InFlight(plan, handle, now))
@@ -231,7 +239,8 @@ class Engine:
             self._fail_step(plan, step.launched_s, fault)
             return
         now = self.clock()
-        seconds, num_tokens = now - step.launched_s, plan.num_tokens
+        seconds, num_tokens = now - max(step.launched_s, self._collected_s), plan.num_tokens
+        self._collected_s = now
         for item, sampled in zip(plan.items, outcome, strict=True):
             item.seq.engine_s += seconds * item.num_tokens / num_tokens
             self._advance(item, sampled, now)
@@ -240,8 +249,10 @@ class Engine:
 
     def _advance(self, item: ScheduledTokens, sampled: SampledTokens, now: float) -> None:
         seq = item.seq
-        seq.num_computed = item.start + item.num_tokens
         seq.num_pending -= item.samples
+        if item.start > seq.num_computed:
+            return  # the step before it went wrong
+        seq.num_computed = item.start + item.num_tokens
         if seq.is_finished:
             self._meter.count(seq.tenant, "discarded", len(sampled.token_ids))
             return
@@ -287,7 +298,7 @@ class Engine:
         self.policy.finish(live.seq, now)
         if live.is_internal:
             return
-        self._meter.count(live.seq.tenant, "recomputed", live.seq.num_recomputed)
+        self._meter.finish(live.seq, ending, now)
         self._events.append(live.finished(ending, now))
 
     def _drain(self) -> None:

@@ -4,8 +4,18 @@ import logging
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from loraplex_engine.messages import SchedulerStats, SequenceStats, TokenCounters, WaitReason
-from loraplex_engine.scheduling.policy import StepPlan
+from loraplex_engine.live_request import Ending
+from loraplex_engine.messages import (
+    TIERS,
+    SchedulerStats,
+    SequenceStats,
+    Tier,
+    TokenCounters,
+    WaitReason,
+)
+from loraplex_engine.promises import Promises
+from loraplex_engine.scheduling.config import default_targets
+from loraplex_engine.scheduling.policy import PolicyStats, StepPlan
 from loraplex_engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -23,6 +33,8 @@ class Meter:
         self.step_s = 0.0
         self.spare = 1.0
         self.preemptions = 0
+        self.busy_s: dict[Tier, float] = dict.fromkeys(TIERS, 0.0)
+        self.promises = Promises(default_targets())
         self._plans = SchedulerStats()
         self._budget = max_num_batched_tokens
         self._by_tenant: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -34,11 +46,17 @@ class Meter:
     def observe(self, plan: StepPlan, seconds: float) -> None:
         weight = SMOOTHING if self.steps else 1.0
         live = sum(item.num_tokens for item in plan.items if item.seq.tier != "batch")
+        for item in plan.items:
+            self.busy_s[item.seq.tier] += seconds * item.num_tokens / plan.num_tokens
         self.steps += 1
         self.step_s += weight * (seconds - self.step_s)
         self.spare += weight * (max(0.0, 1 - live / self._budget) - self.spare)
         if plan.predicted_s:
             self._observe_forecast(plan, seconds)
+
+    def finish(self, seq: Sequence, ending: Ending, now: float) -> None:
+        self.count(seq.tenant, "recomputed", seq.num_recomputed)
+        self.promises.note(seq, ending, now)
 
     def observe_plan(self, plan: StepPlan, seconds: float) -> None:
         """The plan took `seconds` to make."""
@@ -63,8 +81,8 @@ class Meter:
             slow_steps=seen.slow_steps + is_slow,
         )
 
-    def scheduler(self, jain: float) -> SchedulerStats:
-        return replace(self._plans, jain=jain)
+    def scheduler(self, jain: float, policy: PolicyStats) -> SchedulerStats:
+        return replace(self._plans, jain=jain, **policy._asdict())
 
     def service_of(self, tenant: str) -> int:
         """Prompt tokens computed and twice the tokens generated: what fairness counts."""

@@ -1,21 +1,26 @@
 """The seam between the engine's loop and the device: launch a plan, collect its tokens."""
 
-from collections.abc import Sequence
-from itertools import count, groupby
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from itertools import accumulate, count, groupby
 from operator import attrgetter
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from loraplex_engine.adapter_tier import AdapterTier
-from loraplex_engine.batch import build_batch
+from loraplex_engine.batch import Batch, build_batch
 from loraplex_engine.device import Device, LayerKv
 from loraplex_engine.messages import TokenLogprob
 from loraplex_engine.model.decoder import Decoder
-from loraplex_engine.sampler import Drawn
+from loraplex_engine.sampler import Drawn, has_penalty
 from loraplex_engine.scheduling.policy import BlockCopy, ScheduledTokens, StepPlan
+from loraplex_engine.sequence import Sequence
 
 Handle = TypeVar("Handle")
+T = TypeVar("T")
 
 
 class SampledTokens(NamedTuple):
@@ -28,7 +33,7 @@ class SampledTokens(NamedTuple):
 class Runner(Protocol[Handle]):
     """Computes steps. The next step may be launched before the last one is collected."""
 
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+    def copy_blocks(self, copies: Ordered[BlockCopy]) -> None:
         """Start copies between device and host, in their order and before what is launched next."""
         ...
 
@@ -42,20 +47,44 @@ class Runner(Protocol[Handle]):
 
 
 class StepHandle(NamedTuple):
-    """A launched step; `drawn` is None if no row of it samples."""
+    """A launched step; `drawn` yields None if no row of it samples."""
 
     plan: StepPlan
-    drawn: Drawn | None
+    drawn: "Future[Drawn | None]"
+
+
+class Feed(NamedTuple):
+    """Tokens that the step before samples and this one computes, in the order of its items."""
+
+    drawn: "Future[Drawn | None]"
+    sampled_rows: list[int]
+    token_rows: list[int]
+    penalised: list[tuple[Sequence, int]]  # whose output lacks the token of this sampled row
+
+
+class AtOnce(Executor):
+    """Does what it is asked to before it returns."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as fault:
+            done.set_exception(fault)
+        return done
 
 
 class TokenSampler(Protocol):
     """Turns logits into tokens: `Sampler`, or one that is told what to say."""
 
-    def sample(self, logits: torch.Tensor, items: Sequence[ScheduledTokens]) -> Drawn: ...
+    def sample(self, logits: torch.Tensor, items: Ordered[ScheduledTokens]) -> Drawn: ...
 
 
 class ModelRunner:
-    """Runs steps on one device."""
+    """Runs steps on one device, one after the other on the executor's only thread.
+
+    What a step needs of the sequences is read at its launch, so the loop may go on with them.
+    """
 
     def __init__(
         self,
@@ -65,6 +94,7 @@ class ModelRunner:
         sampler: TokenSampler,
         device: Device,
         host_kv: list[LayerKv] | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.decoder = decoder
         self.kv = kv
@@ -72,10 +102,23 @@ class ModelRunner:
         self.sampler = sampler
         self.device = device
         self.host_kv = host_kv
+        self._executor = executor or AtOnce()
         self._block_size = kv[0].k.shape[2]
+        self._copied: Future[None] | None = None
+        self._last: StepHandle | None = None
+
+    def copy_blocks(self, copies: Ordered[BlockCopy]) -> None:
+        if self._copied is not None and self._copied.done():
+            self._copied.result()  # raises what went wrong
+        if copies:
+            self._copied = self._executor.submit(self._copy, copies, self._copied)
+            if self._copied.done():
+                self._copied.result()
 
     @torch.inference_mode()
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+    def _copy(self, copies: Ordered[BlockCopy], before: "Future[None] | None") -> None:
+        if before is not None:
+            before.result()
         for direction, run in groupby(copies, key=attrgetter("direction")):
             assert self.host_kv is not None, "the policy has no host blocks to name"
             pairs = [(copy.source, copy.target) for copy in run]
@@ -84,20 +127,52 @@ class ModelRunner:
             else:
                 self.device.copy_blocks(self.host_kv, self.kv, pairs)
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepHandle:
         batch = build_batch(plan, self._block_size, self.adapters.slot_of, self.device.torch_device)
+        feed, items = self._feed(plan)
+        drawn = self._executor.submit(self._compute, batch, items, feed, self._copied)
+        self._last = StepHandle(plan, drawn)
+        return self._last
+
+    def _feed(self, plan: StepPlan) -> tuple[Feed | None, list[ScheduledTokens]]:
+        """What the step in flight samples for this one, and the items that sample in this one."""
+        ends = accumulate(item.num_tokens for item in plan.items)
+        rows = {i.seq: end - 1 for i, end in zip(plan.items, ends, strict=True) if _is_ahead(i)}
+        items = _sampling_items(plan)
+        if not rows:
+            return None, items
+        assert self._last is not None, "a token that is not known is being sampled"
+        sampled = {item.seq: row for row, item in enumerate(_sampling_items(self._last.plan))}
+        feed = Feed(self._last.drawn, [sampled[seq] for seq in rows], list(rows.values()), [])
+        for n, item in enumerate(items):
+            if item.seq in rows and has_penalty(item.seq.sampling):
+                copy = replace(item.seq, output_ids=list(item.seq.output_ids))
+                items[n] = item._replace(seq=copy)
+                feed.penalised.append((copy, sampled[item.seq]))
+        return feed, items
+
+    @torch.inference_mode()
+    def _compute(
+        self,
+        batch: Batch,
+        items: list[ScheduledTokens],
+        feed: Feed | None,
+        copied: "Future[None] | None",
+    ) -> Drawn | None:
+        if copied is not None:
+            copied.result()  # a copy that failed left KV that nobody can trust
+        if feed is not None and feed.drawn.exception() is None:  # else its sequences have ended
+            _fill(batch.token_ids, feed)
         adapters = self.adapters
         logits = self.decoder.forward(batch, self.kv, adapters.slabs, adapters.extras)
-        if logits is None:
-            return StepHandle(plan, None)
-        return StepHandle(plan, self.sampler.sample(logits, _sampling_items(plan)))
+        return None if logits is None else self.sampler.sample(logits, items)
 
     def collect(self, handle: StepHandle) -> list[SampledTokens]:
-        if handle.drawn is None:
+        drawn = handle.drawn.result()
+        if drawn is None:
             return [SampledTokens()] * len(handle.plan.items)
-        token_ids = handle.drawn.token_ids.tolist()
-        logprobs = handle.drawn.row_logprobs(_sampling_items(handle.plan))
+        token_ids = drawn.token_ids.tolist()
+        logprobs = drawn.row_logprobs(_sampling_items(handle.plan))
         rows = count()
         outcome = []
         for item in handle.plan.items:
@@ -108,6 +183,22 @@ class ModelRunner:
             else:
                 outcome.append(SampledTokens())
         return outcome
+
+
+def _fill(token_ids: torch.Tensor, feed: Feed) -> None:
+    drawn = feed.drawn.result()
+    assert drawn is not None, "the step samples"
+    sources, targets = (
+        torch.tensor(rows, device=token_ids.device) for rows in (feed.sampled_rows, feed.token_rows)
+    )
+    token_ids[targets] = drawn.token_ids[sources]
+    for seq, row in feed.penalised:
+        seq.output_ids.append(int(drawn.token_ids[row]))
+
+
+def _is_ahead(item: ScheduledTokens) -> bool:
+    """Whether it computes a token that a step in flight has yet to sample."""
+    return item.start + item.num_tokens > item.seq.num_known
 
 
 def _sampling_items(plan: StepPlan) -> list[ScheduledTokens]:

@@ -71,7 +71,7 @@ class Sampler:
         for row, item in enumerate(items):
             params = item.seq.sampling
             is_short = _step(item) < params.min_tokens
-            if not (is_short or params.logit_bias or _has_penalty(params)):
+            if not (is_short or params.logit_bias or has_penalty(params)):
                 continue
             if adjusted is logits:
                 adjusted = logits.float().clone()
@@ -135,7 +135,7 @@ def _wanted(item: ScheduledTokens) -> int:
     return item.seq.sampling.logprobs or 0
 
 
-def _has_penalty(params: SamplingParams) -> bool:
+def has_penalty(params: SamplingParams) -> bool:
     return (
         params.repetition_penalty != 1
         or params.presence_penalty != 0

@@ -38,6 +38,8 @@ def engine_stats(
         tokens_by_tenant=meter.tokens_by_tenant,
         preemptions=meter.preemptions,
         spare=meter.spare,
+        promises=meter.promises.stats,
+        busy_s=tuple(meter.busy_s.items()),
         adapter_tiers=adapters.stats,
         adapter_checks=adapters.checks,
     )

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx2
 import openai
 import pytest
 from openai import OpenAI
@@ -124,3 +125,46 @@ def test_killed_parent_leaves_no_orphans(model: Path, tmp_path: Path) -> None:
         served.process.kill()
         served.process.wait()
         until(lambda: not any(child.is_running() for child in children), 20, "the children's end")
+
+
+def test_new_weights_under_the_same_name_find_no_kv_of_the_old(
+    served: Served, tmp_path: Path
+) -> None:
+    served.cli("tenants", "create", "cyberdyne")
+    key = served.cli("keys", "create", "--tenant", "cyberdyne")
+    folders = [tiny_adapter(tmp_path / str(seed), seed=seed) for seed in (5, 6)]
+    prompt = "the same words, long enough to fill some blocks of the cache " * 2
+    with served.client_with(key) as client:
+
+        def say(name: str) -> tuple[str, int]:
+            done = client.completions.create(
+                model=name,
+                prompt=prompt,
+                max_tokens=12,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+            assert done.usage is not None
+            assert done.usage.prompt_tokens_details is not None
+            return done.choices[0].text, done.usage.prompt_tokens_details.cached_tokens or 0
+
+        answers = {}
+        for name, folder in (("bot", folders[0]), ("bot", folders[1]), ("other", folders[1])):
+            parts = {
+                part: (part, (folder / f"adapter_{file}").read_bytes())
+                for part, file in (("config", "config.json"), ("weights", "model.safetensors"))
+            }
+            published = httpx2.post(
+                f"{served.base_url}/adapters",
+                data={"name": name, "activate": "true"},
+                files=parts,
+                headers={"authorization": f"Bearer {key}"},
+            )
+            assert published.status_code in (200, 201), published.text
+            answers[name, folder] = say(name)
+            if name == "bot":
+                assert answers[name, folder][1] == 0
+                assert say(name)[1] > 0
+    old, new, under_another_name = answers.values()
+    assert new[0] != old[0]
+    assert new[0] == under_another_name[0]

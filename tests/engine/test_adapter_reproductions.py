@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,9 +118,9 @@ def test_one_prompt_with_many_adapters_is_never_answered_from_anothers_prefix(wo
     asked: list[str | None] = [world.versions[2], world.versions[5], None]
     cold = {adapter: world.cold(adapter) for adapter in asked}
     assert len({tuple(answer) for answer in cold.values()}) == 3
-    with world.engine() as run:
-        for order in (asked, asked[::-1], asked):
-            for adapter in order:
+    for order in permutations(asked):
+        with world.engine() as run:
+            for adapter in order * 2:
                 [answer] = run.say(Prompt(LONG, adapter=adapter, sampling=GREEDY))
                 assert answer == cold[adapter]
 

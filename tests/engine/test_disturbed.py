@@ -53,8 +53,8 @@ class World(NamedTuple):
         adapters.close()
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+@pytest.fixture(scope="module", params=[0, 1], ids=["at-once", "ahead"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("disturbed")
     base = make_model(folder)
     config = EngineConfig(
@@ -67,6 +67,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         cpu_kv_cache_bytes=NUM_BLOCKS * BLOCK_BYTES,
         host_kv_bytes=2 * NUM_BLOCKS * BLOCK_BYTES,
         threads=1,
+        steps_ahead=request.param,
     )
     model = load_model(config)
     layout = projection_layout(model.config)
@@ -176,7 +177,11 @@ class Disturbance(RuleBasedStateMachine):
 
     def _compare(self) -> None:
         """Each sequence alone, in an engine with room for all."""
-        roomy = {"cpu_kv_cache_bytes": 64 * BLOCK_BYTES, "scheduling_policy": "fcfs"}
+        roomy = {
+            "cpu_kv_cache_bytes": 64 * BLOCK_BYTES,
+            "scheduling_policy": "fcfs",
+            "steps_ahead": 0,
+        }
         with self.world.engine(**roomy) as engine:
             for name, request in self.sent.items():
                 engine.submit(request)

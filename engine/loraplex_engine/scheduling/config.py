@@ -17,6 +17,10 @@ class TierTarget:
     patience_s: float = 5.0  # a bypassed head waits this long, then comes first
     may_abort: bool = False  # a preempted request ends instead of waiting again
 
+    @property
+    def is_promise(self) -> bool:
+        return self.ttft_s < math.inf or self.tpot_s < math.inf
+
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= 0.3 or self.ttft_s <= 0 or self.tpot_s <= 0:
             raise ValueError(f"not a tier target: {self}")

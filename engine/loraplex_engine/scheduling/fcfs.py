@@ -7,6 +7,7 @@ from loraplex_engine.scheduling.policy import (
     AdapterSlots,
     Explanation,
     KvCache,
+    PolicyStats,
     Preemption,
     StepPlan,
     take,
@@ -38,6 +39,11 @@ class Fcfs:
     @property
     def waiting(self) -> list[Sequence]:
         return list(self._waiting)
+
+    @property
+    def stats(self) -> PolicyStats:
+        """It bypasses and drains nobody, and promises nothing."""
+        return PolicyStats()
 
     def add(self, seq: Sequence, now: float) -> None:
         self._waiting.append(seq)

@@ -137,6 +137,7 @@ class Lane:
         self.lag = 0.0
         self.served = 0.0  # in this step
         self.num_admissions = 0
+        self.num_bypasses = 0  # admissions past somebody who was denied
         self.denied: dict[Request, None] = {}  # waiting ones that could not start in their turn
 
     @property
@@ -188,6 +189,7 @@ class Lane:
         request.flow.remove(request)
         self.forgive(request)
         self.num_admissions += 1
+        self.num_bypasses += bool(self.denied)
         self.enter(request)
 
     def forgive(self, request: Request) -> None:

@@ -15,7 +15,13 @@ from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.filling import Draft, Filler
 from loraplex_engine.scheduling.flows import Lane, Request, Tenant
 from loraplex_engine.scheduling.outlook import Outlook
-from loraplex_engine.scheduling.policy import AdapterSlots, Explanation, KvCache, StepPlan
+from loraplex_engine.scheduling.policy import (
+    AdapterSlots,
+    Explanation,
+    KvCache,
+    PolicyStats,
+    StepPlan,
+)
 from loraplex_engine.scheduling.preemption import Preemptor
 from loraplex_engine.scheduling.residency import Residency
 from loraplex_engine.scheduling.step_model import StepLoad, StepModel
@@ -56,6 +62,25 @@ class Hfs:
     @property
     def waiting(self) -> list[Sequence]:
         return [r.seq for lane in self.lanes for flow in lane.backlog for r in flow.waiting]
+
+    @property
+    def stats(self) -> PolicyStats:
+        return PolicyStats(
+            bypasses=sum(lane.num_bypasses for lane in self.lanes),
+            drains=self.residency.num_drains,
+            lends=self.residency.num_lends,
+            gap_ratio=max(map(self._gap_ratio, self.live)),
+        )
+
+    def _gap_ratio(self, lane: Lane) -> float:
+        """Spread of the counters of those who wait, over what one can accrue once admitted."""
+        flows = [flow for flow in lane.backlog if not flow.is_capped(self.kv.num_blocks)]
+        if len(flows) < 2:
+            return 0.0
+        counters = [flow.counter for flow in flows]
+        accruable = self.config.decode_cost * self.kv.num_blocks * self.kv.block_size
+        bound = accruable / min(flow.tenant.share.weight for flow in flows)
+        return (max(counters) - min(counters)) / (bound + self.config.locality_window)
 
     def set_share(self, share: TenantShare) -> None:
         self._tenant(share.tenant).share = share

@@ -68,6 +68,15 @@ class Explanation(NamedTuple):
     detail: str = ""
 
 
+class PolicyStats(NamedTuple):
+    """Totals of a policy's turns, and how unevenly it serves those who wait."""
+
+    bypasses: int = 0
+    drains: int = 0
+    lends: int = 0
+    gap_ratio: float = 0.0  # of service by weight, over the bound that is guaranteed
+
+
 def take(plan: StepPlan, seq: Sequence, num_tokens: int) -> None:
     """Put the next `num_tokens` tokens of a sequence into the plan."""
     assert 0 < num_tokens <= seq.num_todo
@@ -208,3 +217,6 @@ class Policy(Protocol):
 
     @property
     def waiting(self) -> list[Sequence]: ...
+
+    @property
+    def stats(self) -> PolicyStats: ...

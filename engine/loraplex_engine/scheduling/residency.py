@@ -24,6 +24,7 @@ class Residency:
         self._loading: dict[str, Request] = {}  # for whom each load was asked
         self._drained_for: dict[str, Request] = {}
         self.paused: dict[Request, float] = {}  # streams that lend their slot, and since when
+        self.num_drains = self.num_lends = 0  # adapters let run out, or paused, for somebody
 
     def begin_step(self, plan: StepPlan, now: float) -> None:
         """Pin what has been loaded to the request that asked; serve those a drain was made for."""
@@ -98,6 +99,7 @@ class Residency:
             return
         victims = self._slots.blockers(adapter_of(request), self._remaining)
         if victims is not None and not self._drained_for.keys() & set(victims):
+            self.num_drains += len(victims)
             self._drained_for.update(dict.fromkeys(victims, request))
 
     def lend_to(self, request: Request, now: float) -> None:
@@ -108,6 +110,7 @@ class Residency:
             adapter_of(request), lambda victim: -self._slack_s(victim, now)
         )
         if victims and all(self._slack_s(v, now) >= self._config.lend_slack_s for v in victims):
+            self.num_lends += len(victims)
             self._drained_for.update(dict.fromkeys(victims, request))
 
     def fill_idle_slots(self, plan: StepPlan) -> None:

@@ -157,7 +157,7 @@ def test_int8_says_what_bfloat16_says(
         name: torch.nn.functional.cross_entropy(logits[speaker], targets)
         for name, logits in heard.items()
     }
-    assert (losses["int8"] - losses["none"]).abs().exp() < 1.02  # of the perplexity
+    assert (losses["int8"] - losses["none"]).abs().exp() < 1.03  # of the perplexity
     same = heard["int8"][speaker].argmax(-1) == heard["none"][speaker].argmax(-1)
     assert same.float().mean() > 0.93
     assert not torch.equal(heard["int8"][speaker], heard["none"][speaker])

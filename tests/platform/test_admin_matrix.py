@@ -130,7 +130,6 @@ OTHER_TENANT: dict[Route, tuple[int, ...]] = {
 }
 WITHOUT_EFFECT: set[Route] = {  # on a tenant that is active and has no limits
     ("POST", "/tenants/{tenant_id}/resume"),
-    ("POST", WEBHOOK + "/test"),
     ("DELETE", "/tenants/{tenant_id}/limits/{dimension}"),
     ("DELETE", "/tenants/{tenant_id}/overrides/{dimension}"),
 }

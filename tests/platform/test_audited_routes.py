@@ -31,6 +31,10 @@ CHANGING = [route for route in ROUTES if route[0] != "GET" and route not in WITH
 # How many objects a call changes, where that is not one.
 OBJECTS: dict[Route, list[str]] = {
     ("POST", "/tenants"): ["project", "tenant"],
+    ("POST", "/tenants/{tenant_id}/invoices/{invoice_id}/void"): [
+        "invoice",
+        "invoice",
+    ],  # and its credit note
     ("POST", "/people"): ["one_time_link", "person"],
     ("POST", "/tenants/{tenant_id}/people"): ["one_time_link", "person"],
     ("DELETE", "/people/{person_id}"): ["one_time_link", "person"],

@@ -159,7 +159,10 @@ BODILESS: set[Route] = {
     ("POST", "/v1/adapters/{name}/preload"),
     ("POST", "/v1/batches/{batch_id}/cancel"),
 }
-OWN_MONTH = "/v1/organization/exports/{year}-{month}/{kind}.{format}"  # names no object
+OWN_MONTHS = {  # they name no object
+    f"/v1/organization/exports/{{year}}-{{month}}/{{kind}}.{{format}}{ending}": ending
+    for ending in ("", ".manifest.json")
+}
 
 
 @pytest.fixture
@@ -175,8 +178,8 @@ async def stand(served: Served) -> AsyncIterator[Stand]:
 
 async def path_of(stand: Stand, template: str) -> str:
     """A path to something of acme's, made when the template needs one."""
-    if template == OWN_MONTH:
-        return "/v1/organization/exports/2026-06/events.csv"
+    if template in OWN_MONTHS:
+        return "/v1/organization/exports/2026-06/events.csv" + OWN_MONTHS[template]
     for ending, make in MAKERS.items():
         if ending in template:
             name = ending[ending.index("{") : ending.index("}") + 1]
@@ -214,7 +217,7 @@ async def test_route_is_open_to_whom_it_should_be(stand: Stand, route: Route) ->
         assert await status(admin.keys["owner"]) == 401, "an admin key opened the tenants' API"
     assert await status("") == 401
     assert await status(await stand.key_without_scopes()) == 403
-    if "{" in template and template != OWN_MONTH:
+    if "{" in template and template not in OWN_MONTHS:
         assert await status(keys.globex) == 404
     answer = await stand.call(method, path, keys.acme, **request)
     assert 200 <= answer.status_code < 300, answer.text

@@ -55,11 +55,13 @@ class BudgetRepository:
             and_(BudgetRow.level == level, BudgetRow.subject == subject)
             for level, subject in subjects
         ]
-        rows = (
-            await self._session.scalars(for_tenant(principal, BudgetRow).where(or_(*binds)))
-        ).all()
-        zone = await self.zone(principal.tenant_id) if rows else UTC_ZONE
-        return [budget_of(row, zone) for row in rows]
+        rows = await self._session.execute(
+            for_tenant(principal, BudgetRow)
+            .where(or_(*binds))
+            .outerjoin(BillingProfile, BillingProfile.tenant_id == principal.tenant_id)
+            .add_columns(BillingProfile.zone)
+        )
+        return [budget_of(row, ZoneInfo(zone or "UTC")) for row, zone in rows]
 
     async def of_tenant(self, tenant_id: str) -> list[Budget]:
         rows = await self._session.scalars(

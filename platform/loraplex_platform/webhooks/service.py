@@ -107,7 +107,7 @@ class WebhookService:
                 webhook, "webhook.test", WebhookTest(webhook.id), self._clock.now()
             )
             await WebhookRepository(session).add(delivery)
-            note(session, webhook, "tested", by.actor, self._clock)
+            note(session, webhook, "tested", by.actor, self._clock, {"url": webhook.url})
         return delivery
 
     async def replay(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
+from zoneinfo import ZoneInfo
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -23,6 +24,7 @@ from loraplex_platform.db.remembered import Remembered
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.tenants.repository import TenantRepository
+from loraplex_platform.usage.billing_repository import BillingRepository
 from loraplex_platform.usage.budgets import Budget, BudgetRepository
 from loraplex_platform.usage.money import nano_of
 from loraplex_platform.usage.periods import Span
@@ -91,9 +93,10 @@ async def effective_limits(
         found[override.level, override.dimension] = EffectiveLimit(
             limit, "override", override.expires_at
         )
-    budgets = await BudgetRepository(session).binding(principal)
+    profile = await BillingRepository(session).profile(principal.tenant_id)
+    budgets = await BudgetRepository(session).binding(principal, ZoneInfo(profile.zone))
     hard = [EffectiveLimit(_budget(b, now), "budget") for b in budgets if b.is_hard]
-    allowance = await allowance_of(session, principal.tenant_id, now)
+    allowance = await allowance_of(session, profile, now)
     credit = [] if allowance is None else [_credit(principal.tenant_id, allowance)]
     return (*found.values(), *hard, *credit)
 

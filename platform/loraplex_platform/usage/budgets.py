@@ -44,7 +44,7 @@ class BudgetRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def binding(self, principal: Principal) -> list[Budget]:
+    async def binding(self, principal: Principal, zone: ZoneInfo) -> list[Budget]:
         """The budgets of the principal's tenant, project and key."""
         subjects = (
             ("tenant", principal.tenant_id),
@@ -55,13 +55,8 @@ class BudgetRepository:
             and_(BudgetRow.level == level, BudgetRow.subject == subject)
             for level, subject in subjects
         ]
-        rows = await self._session.execute(
-            for_tenant(principal, BudgetRow)
-            .where(or_(*binds))
-            .outerjoin(BillingProfile, BillingProfile.tenant_id == principal.tenant_id)
-            .add_columns(BillingProfile.zone)
-        )
-        return [budget_of(row, ZoneInfo(zone or "UTC")) for row, zone in rows]
+        rows = await self._session.scalars(for_tenant(principal, BudgetRow).where(or_(*binds)))
+        return [budget_of(row, zone) for row in rows]
 
     async def of_tenant(self, tenant_id: str) -> list[Budget]:
         rows = await self._session.scalars(

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex_platform.usage.billing_models import BillingProfile
 from loraplex_platform.usage.billing_repository import BillingRepository
 from loraplex_platform.usage.charges import Charges
 from loraplex_platform.usage.credits import Spent, burn, turning_points
@@ -47,11 +48,13 @@ async def balance_of(session: AsyncSession, tenant_id: str, now: datetime) -> Cr
     )
 
 
-async def allowance_of(session: AsyncSession, tenant_id: str, now: datetime) -> Allowance | None:
+async def allowance_of(
+    session: AsyncSession, profile: BillingProfile, now: datetime
+) -> Allowance | None:
     """None for a tenant who is billed afterwards."""
-    profile = await BillingRepository(session).profile(tenant_id)
     if not profile.is_prepaid:
         return None
+    tenant_id = profile.tenant_id
     month = period_of(now, "month", ZoneInfo(profile.zone))
     balance = await balance_of(session, tenant_id, now)
     spent = await Charges(session, tenant_id, now).usage_pico(month)

@@ -334,7 +334,7 @@ async def test_a_job_that_would_miss_its_window_is_promoted_and_billed_as_a_batc
         batch.created_at -= timedelta(hours=23)  # and nothing was done yet
         batch.expires_at -= timedelta(hours=23)
     served.app.state.jobs.ring()  # nothing is spare: only an urgent job gets on
-    await until(lambda: len(served.engine.requests) == LEAST_URGENT)
+    await until(lambda: len(served.engine.requests) >= LEAST_URGENT)
     assert {request.tier for request in served.engine.requests} == {"standard"}
     served.engine.spare = 1.0
     final = await until_final(served.client(), batch_id)

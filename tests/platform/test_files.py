@@ -122,7 +122,7 @@ async def test_a_range_of_the_content(
 ) -> None:
     file_id = await upload(served.client())
     headers = {"authorization": f"Bearer {served.keys.acme}", "range": header}
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         answer = await http.get(f"{served.base_url}/v1/files/{file_id}/content", headers=headers)
     assert (answer.status_code, answer.content) == (status, content)
     assert answer.headers.get("content-disposition", "filename*=UTF-8''in.jsonl").endswith(
@@ -162,7 +162,7 @@ async def test_a_wrong_upload_is_told_what_is_wrong(
     served: Served, filename: str | None, fields: dict[str, str], param: str, code: str
 ) -> None:
     files = {"other" if filename is None else "file": (filename or "a.jsonl", CONTENT)}
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         answer = await http.post(
             f"{served.base_url}/v1/files",
             data=fields,
@@ -193,7 +193,7 @@ async def test_a_key_without_the_scope_and_an_anonymous_caller_are_turned_away(
     weak = str(await keys.create(known.tenant_id, known.project_id, scopes=["inference"]))
     with pytest.raises(PermissionDeniedError):
         await upload(served.client(weak))
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         assert (await http.post(f"{served.base_url}/v1/files")).status_code == 401
 
 

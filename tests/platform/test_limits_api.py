@@ -177,7 +177,7 @@ async def test_tokens_bind_on_every_endpoint_streamed_or_not(
     prompt = {"messages": HELLO} if endpoint.startswith("chat") else {"prompt": "x" * PROMPT_TOKENS}
     body = {"model": BASE, "max_tokens": 2, "stream": is_stream, **prompt}
     url, headers = f"{served.base_url}/v1/{endpoint}", _bearer(served)
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         answers = [await http.post(url, json=body, headers=headers) for _ in range(5)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
     assert json.loads(answers[-1].text)["error"]["type"] == "tokens"
@@ -199,7 +199,7 @@ async def test_the_estimate_gives_way_to_what_was_used(served: Served) -> None:
 async def test_what_the_client_says_of_itself_changes_no_limit(served: Served) -> None:
     await limit(served, "requests_per_minute", 2)
     names = ("x-end-user", "x-forwarded-for", "x-litellm-end-user-id", "openai-organization")
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         answers = [
             await http.post(
                 f"{served.base_url}/v1/chat/completions",

@@ -95,7 +95,7 @@ async def test_without_redis_a_strict_limit_is_a_503(
             assert await statuses(url, keys.acme, 2) == [200, 200]
             server.kill()
             assert await statuses(url, keys.acme, 2) == [503, 503]
-            async with httpx2.AsyncClient() as http:
+            async with httpx2.AsyncClient(timeout=60) as http:
                 bearer = {"authorization": f"Bearer {keys.acme}"}
                 answer = await http.post(f"{url}/v1/chat/completions", json=ASK, headers=bearer)
     assert answer.json()["error"]["code"] == "server_is_overloaded"
@@ -222,7 +222,7 @@ async def test_a_request_is_one_round_trip(
 
 
 async def _limiter_check(url: str) -> tuple[int, str]:
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         answer = await http.get(f"{url}/readyz")
     assert (
         answer.json()["status"] == answer.json()["checks"]["limiter"] or answer.status_code == 503

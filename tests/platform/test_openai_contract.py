@@ -74,7 +74,7 @@ async def test_stream_equals_the_whole_answer(served: Served) -> None:
 
 async def test_stream_on_the_wire_is_openais(served: Served) -> None:
     body = {"model": BASE, "messages": HELLO, "max_tokens": 2, "stream": True}
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         response = await http.post(
             f"{served.base_url}/v1/chat/completions",
             json=body,

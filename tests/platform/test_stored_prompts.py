@@ -73,7 +73,7 @@ async def test_tenant_reads_and_deletes_what_is_its_own(served: Served, stand: A
     await served.client().chat.completions.create(**CHAT)
     [row] = await rows(served.app)
     path = f"{served.base_url}/v1/stored_prompts"
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
 
         async def status(method: str, where: str, key: str) -> int:
             headers = {"authorization": f"Bearer {key}"}

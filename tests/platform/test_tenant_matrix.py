@@ -172,7 +172,7 @@ def app(make_app: Callable[..., FastAPI], tmp_path: Path) -> FastAPI:
 
 @pytest.fixture
 async def stand(served: Served) -> AsyncIterator[Stand]:
-    async with httpx2.AsyncClient(base_url=served.base_url, verify=False) as http:
+    async with httpx2.AsyncClient(base_url=served.base_url, verify=False, timeout=60) as http:
         yield Stand(served, http)
 
 

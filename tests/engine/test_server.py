@@ -259,7 +259,7 @@ async def test_terminated_engine_finishes_what_runs_and_takes_nothing_new(
 ) -> None:
     engine = spawn()
     async with connected(address) as client:
-        events = client.generate(request("r", 1500))
+        events = client.generate(request("r", 500))
         await anext(events)
         engine.terminate()
         await until(lambda: client.stats is not None and client.stats.draining)
@@ -267,7 +267,7 @@ async def test_terminated_engine_finishes_what_runs_and_takes_nothing_new(
         assert isinstance(late, Finished)
         assert late.finish_reason == "error"
         rest = [event async for event in events]
-        assert len(rest) == 1500
+        assert len(rest) == 500
     assert await asyncio.to_thread(engine.wait, 5) == 0
 
 

@@ -138,7 +138,8 @@ def _batch(stand: ConsoleStand, called: str, now: datetime) -> Batch:
         id=f"batch_{stand.acme}", tenant_id=stand.acme, project_id=stand.project, key_id="k",
         rights={}, status="in_progress", endpoint="/v1/completions", completion_window="24h",
         input_file_id=called, model=called, request_metadata={called: called}, priority=0,
-        created_at=now, in_progress_at=now, expires_at=now, paused_at=now, **counters,
+        created_at=now, in_progress_at=now, expires_at=now + timedelta(days=1), paused_at=now,
+        **counters,
     )  # fmt: skip
 
 

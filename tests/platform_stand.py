@@ -164,9 +164,11 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
         )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        await serving
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:  # a test that fails leaves nothing open for the next to stumble over
+            server.should_exit = True
+            await serving
 
 
 def home_like(template: Path, home: Path) -> Settings:

@@ -123,7 +123,9 @@ async def at_size(
     clock = Ahead()
     app = create_app(settings, letter_engine(), model, clock=clock)
     mount_console(app)
-    async with console_stand(app, {}) as stand:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(app.state.database.close)
+        stand = await stack.enter_async_context(console_stand(app, {}))
         places = await furnish(stand, keys.acme.split("_")[1])
         await stand.person("she@example.com", "owner")
         browser = await stand.anonymous()
@@ -132,7 +134,6 @@ async def at_size(
         busy |= {"webhook_id": "wh_000001", "subject": "ten_000001", "name": "support"}
         busy |= {"request_id": "req_00000001", "batch_id": await a_batch(path)}
         yield Console(browser, places | busy, path, clock)
-    await app.state.database.close()
 
 
 async def a_batch(path: Path) -> str:

@@ -107,6 +107,20 @@ async def test_remembered_quarters_and_new_ones_add_up(database: Database) -> No
     assert seen == [seen[0] * n for n in range(1, 9)]
 
 
+async def test_adapters_cost_what_is_named_for_them(database: Database) -> None:
+    acme, _ = await two_tenants(database)
+    prices = [{"kind": "completion", "usd_per_million": "100", "adapter": "*"}]
+    prices += [{"kind": "completion", "usd_per_million": "900", "adapter": "named"}]
+    await add_book(database, book({"prices": prices}, id="dear", tenant_id=acme))
+    clock = ManualClock(DAY + timedelta(hours=5))
+    for version in (None, "named", "v1", "v2"):
+        await post(database, [facts(acme, started_at=clock.now(), adapter_version=version)])
+    async with database.reading() as session:
+        today = Period(DAY, DAY + timedelta(days=1))
+        owed = await LedgerRepository(session).balance(acme, "receivable", period=today)
+        assert await spent_today(database, clock).pico(session, COMMAND_LINE) == owed > 0
+
+
 def test_step_is_told_by_tenant_and_adapter() -> None:
     live = live_of(
         stats(

@@ -14,7 +14,7 @@ from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.usage.models import UsageQuarter
 from loraplex_platform.usage.periods import BUCKET, Period, floor_to, period_of
 from loraplex_platform.usage.price_service import PriceService
-from loraplex_platform.usage.prices import PriceBook, Sku, Tariffs
+from loraplex_platform.usage.prices import ANY_ADAPTER, BASE, PriceBook, Sku, Tariffs
 from loraplex_platform.usage.rating import Tokens, cost_pico
 
 UTC_ZONE = ZoneInfo("UTC")
@@ -48,10 +48,12 @@ class SpentToday:
 async def _by_quarter(
     session: AsyncSession, by: Administrator, period: Period, books: Sequence[PriceBook]
 ) -> dict[datetime, int]:
-    """Tenants without prices of their own are summed up together: rating is linear."""
+    """Tenants and adapters without prices of their own are summed up: rating is linear."""
     special = sorted({book.tenant_id for book in books if book.tenant_id is not None})
     owner = case((UsageQuarter.tenant_id.in_(special), UsageQuarter.tenant_id), else_=None)
-    sold_as = (UsageQuarter.base_model, UsageQuarter.adapter, UsageQuarter.tier)
+    named = sorted({price.adapter or BASE for book in books for price in book.prices} | {BASE})
+    adapter_sold = case((UsageQuarter.adapter.in_(named), UsageQuarter.adapter), else_=ANY_ADAPTER)
+    sold_as = (UsageQuarter.base_model, adapter_sold, UsageQuarter.tier)
     counts = (
         func.sum(UsageQuarter.uncached_prompt_tokens),
         func.sum(UsageQuarter.cached_prompt_tokens),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import func
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import visible_to
@@ -89,14 +89,19 @@ class ActivityRepository:
         ]
 
     async def top_tenants(self, limit: int) -> Sequence[TenantShare]:
-        tokens = func.sum(TOKENS)
-        statement = (
+        scoped = (
             visible_to(self._by, UsageMinute)
             .where(UsageMinute.bucket >= self._since)
-            .group_by(UsageMinute.tenant_id)
+            .with_only_columns(UsageMinute.tenant_id, UsageMinute.requests, TOKENS.label("tokens"))
+        )  # materialized, or SQLite walks all minutes in the tenants' order
+        recent = scoped.cte("recent").prefix_with("MATERIALIZED")
+        tokens = func.sum(recent.c.tokens)
+        statement = (
+            select(recent.c.tenant_id, func.sum(recent.c.requests), tokens)
+            .group_by(recent.c.tenant_id)
             .order_by(tokens.desc())
             .limit(limit)
-            .with_only_columns(UsageMinute.tenant_id, func.sum(UsageMinute.requests), tokens)
+            .execution_options(**scoped.get_execution_options())
         )
         rows = await self._session.execute(statement)
         return [TenantShare(tenant, int(n), int(took)) for tenant, n, took in rows]

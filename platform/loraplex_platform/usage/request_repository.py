@@ -47,10 +47,10 @@ class RequestRepository:
             value = getattr(wanted, name)
             if value is not None:
                 statement = statement.where(getattr(UsageEvent, name) == value)
-        if wanted.since is not None:
-            statement = statement.where(UsageEvent.started_at >= wanted.since)
-        if wanted.is_rare:
-            statement = statement.where(UsageEvent.started_at >= await self._searched(before))
+        since = wanted.since or EPOCH
+        if wanted.is_rare:  # one bound: of two, SQLite may seek by the wider
+            since = max(since, await self._searched(before))
+        statement = statement.where(UsageEvent.started_at >= since)
         if before is not None:
             place = tuple_(UsageEvent.started_at, UsageEvent.request_id)
             statement = statement.where(place < (before.started_at, before.request_id))

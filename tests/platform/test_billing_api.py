@@ -183,7 +183,9 @@ async def test_exports_and_manifests_of_a_tenant(stand: AdminStand) -> None:
         ("PUT", BILLING, {"minimum_fee": "0.001"}),
         ("POST", CREDITS, {"key": "k", "amount": "0"}),
         ("POST", CREDITS, {"key": "k", "amount": "1e3"}),
+        ("POST", CREDITS, {"key": "k", "amount": "9223372.04"}),  # beyond a column's 64 bits
         ("PUT", BUDGETS + "/month", {"amount": "-1"}),
+        ("PUT", BUDGETS + "/month", {"amount": "9223372.036854775808"}),
         ("PUT", BUDGETS + "/year", {"amount": "1"}),
         ("GET", "/tenants/{tenant_id}/exports/2024-03/focus.jsonl", None),
     ],

@@ -19,7 +19,7 @@ from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.rest.route import PREFIX
 
 pytestmark = pytest.mark.slow
-CALLERS = {"owner": 25, "globex": 3, "": 1}  # examples for each route, and as many wrong ones
+CALLERS = {"owner": 10, "globex": 3, "": 1}  # examples for each route, and as many wrong ones
 
 EXCLUDED = [
     positive_data_acceptance,  # what a schema cannot say (a moment that is past) is a 400
@@ -71,7 +71,13 @@ def test_generated_requests_find_no_undocumented_answer(
     of_admin = [o for o in operations if o.path.startswith(PREFIX)]
     assert len(of_admin) > 40
     for operation in of_admin:
+        if mode is GenerationMode.NEGATIVE and not takes_input(operation):
+            continue  # nothing of it can be wrong
         _probe(running, operation, caller, mode)
+
+
+def takes_input(operation: APIOperation) -> bool:
+    return bool(list(operation.iter_parameters()) or operation.body)
 
 
 def authenticate(schema: BaseSchema, key: str) -> None:

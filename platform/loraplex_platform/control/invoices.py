@@ -23,7 +23,14 @@ from loraplex_platform.control.services import (
     UsageReports,
 )
 from loraplex_platform.rest.route import Once, admin_router
-from loraplex_platform.usage.documents import Asked, file_answer, invoice_answer, summary_of
+from loraplex_platform.usage.documents import (
+    FILE_ANSWERS,
+    INVOICE_ANSWERS,
+    Asked,
+    file_answer,
+    invoice_answer,
+    summary_of,
+)
 from loraplex_platform.usage.export_files import Format, Kind
 
 router = admin_router()
@@ -75,7 +82,7 @@ async def finalize_invoice(
     return summary_of(await invoices.finalize(tenant, month_of(body.month), by=by))
 
 
-@router.get(INVOICE)
+@router.get(INVOICE, response_class=Response, responses=INVOICE_ANSWERS)
 async def get_invoice(
     tenant_id: Id,
     invoice_id: Id,
@@ -121,7 +128,7 @@ async def get_manifest(
     return (await exports.write(tenant, month_of(month), kind, format)).manifest
 
 
-@router.get(EXPORT)
+@router.get(EXPORT, response_class=FileResponse, responses=FILE_ANSWERS)
 async def get_export(
     tenant_id: Id,
     month: MonthInPath,

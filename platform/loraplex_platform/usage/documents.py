@@ -18,6 +18,12 @@ MEDIA_TYPES: dict[Format, str] = {
     "csv": "text/csv; charset=utf-8",
     "parquet": "application/vnd.apache.parquet",
 }
+FILE_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "The file."}
+}
+INVOICE_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/html": {}}, "description": "The document."}
+}
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 

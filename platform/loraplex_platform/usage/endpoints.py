@@ -10,7 +10,14 @@ from loraplex_platform.auth.dependencies import principal_with
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.rest.route import TENANT_ERRORS
 from loraplex_platform.usage import reports
-from loraplex_platform.usage.documents import Asked, file_answer, invoice_answer, summary_of
+from loraplex_platform.usage.documents import (
+    FILE_ANSWERS,
+    INVOICE_ANSWERS,
+    Asked,
+    file_answer,
+    invoice_answer,
+    summary_of,
+)
 from loraplex_platform.usage.export_files import Format, Kind
 from loraplex_platform.usage.exports import ExportService
 from loraplex_platform.usage.invoice_service import InvoiceService, Month
@@ -56,7 +63,7 @@ async def list_invoices(principal: UsagePrincipal, service: Invoices) -> dict[st
     return {"object": "list", "data": [summary_of(row) for row in rows]}
 
 
-@router.get("/invoices/{invoice_id}")
+@router.get("/invoices/{invoice_id}", response_class=Response, responses=INVOICE_ANSWERS)
 async def get_invoice(
     invoice_id: str,
     principal: UsagePrincipal,
@@ -75,7 +82,7 @@ async def get_manifest(
     return written.manifest
 
 
-@router.get(EXPORT)
+@router.get(EXPORT, response_class=FileResponse, responses=FILE_ANSWERS)
 async def get_export(
     year: int, month: int, kind: Kind, format: Format, principal: UsagePrincipal, service: Exports
 ) -> FileResponse:

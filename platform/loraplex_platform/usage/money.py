@@ -5,6 +5,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 PICO = 10**12  # pico-USD in a dollar
 PICO_PER_CENT = 10**10
 PICO_PER_NANO = 10**3
+MOST_PICO = 2**63 - 1  # what a column holds: nine million dollars
 
 
 def dollars(pico: int) -> Decimal:
@@ -19,8 +20,10 @@ def text_of(pico: int) -> str:
 
 
 def pico_of(amount: str | Decimal) -> int:
-    """Raises ValueError where an amount is no whole number of pico-dollars."""
+    """Raises ValueError where an amount is no whole number of pico-dollars, or too many."""
     scaled = Decimal(amount).scaleb(12)
+    if not abs(scaled) <= MOST_PICO:
+        raise ValueError(f"{amount}: more than {dollars(MOST_PICO)} dollars")
     if scaled != scaled.to_integral_value():
         raise ValueError(f"{amount}: finer than a pico-dollar")
     return int(scaled)

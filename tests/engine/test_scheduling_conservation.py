@@ -41,6 +41,11 @@ def test_blocks_slots_and_contents_are_conserved(seed: int) -> None:
     survives(seed)
 
 
+@pytest.mark.parametrize("seed", [3451337992, 68266755])
+def test_waiting_requests_with_a_slot_do_not_keep_out_streams_that_lent_theirs(seed: int) -> None:
+    survives(seed)
+
+
 def test_a_prefill_preempted_within_a_step_gets_no_tokens_of_it() -> None:
     for seed in range(300):
         fuzz = Fuzz(seed)

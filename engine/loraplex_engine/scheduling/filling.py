@@ -274,6 +274,8 @@ class Filler:
                 self._extend(draft, request.seq.num_scheduled)
                 self.chunk(request, draft)
             if draft.plan.items:
+                # A step beyond its time holds nothing else.
+                draft.budget_s = self.model.predict(draft.load)
                 return
 
     def _extend(self, draft: Draft, start: int = 0) -> None:

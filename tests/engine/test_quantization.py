@@ -157,7 +157,9 @@ def test_int8_says_what_bfloat16_says(
         name: torch.nn.functional.cross_entropy(logits[speaker], targets)
         for name, logits in heard.items()
     }
-    assert (losses["int8"] - losses["none"]).abs().exp() < 1.03  # of the perplexity
+    assert (losses["int8"] - losses["none"]).abs().exp() < 1.02  # of the perplexity
     same = heard["int8"][speaker].argmax(-1) == heard["none"][speaker].argmax(-1)
-    assert same.float().mean() > 0.9  # some of 760 steps are near ties
+    best = heard["none"][speaker].topk(2).values
+    assert same[best[:, 0] - best[:, 1] >= 1.0].all()  # where bfloat16 is clear, half of the steps
+    assert same.float().mean() > (0.93, 0.9)[speaker]  # the adapter is forced on a text not its own
     assert not torch.equal(heard["int8"][speaker], heard["none"][speaker])

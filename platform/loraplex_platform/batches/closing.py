@@ -22,6 +22,11 @@ from loraplex_platform.files.service import BATCH_FILE_LIFE, CHUNK_BYTES, FileSe
 from loraplex_platform.kit.clock import Clock
 
 GRACE = timedelta(minutes=5)  # for lines at work when their job is cancelled or expires
+EVENTS: dict[Status, EventType] = {
+    "completed": "batch.completed",
+    "cancelled": "batch.cancelled",
+    "expired": "batch.expired",
+}
 GIVEN_UP = {
     "cancelled": error_json("batch_cancelled", "This request was cancelled with its batch."),
     "expired": error_json(
@@ -130,8 +135,7 @@ class Closing:
             for draft, num_bytes in files.items():
                 await repository.add(_row(batch, draft, num_bytes, now))
             await repository.hold(batch.input_file_id, -1)
-            event: EventType = f"batch.{status}"  # type: ignore[assignment]  # status is literal
-            await emit(session, batch.tenant_id, event, BatchEvent(batch.id), now)
+            await emit(session, batch.tenant_id, EVENTS[status], BatchEvent(batch.id), now)
 
 
 class LeaseLost(Exception):

@@ -42,13 +42,6 @@ class BillingRepository:
         await self._session.merge(profile)
         await self._session.flush()
 
-    async def first_grant_at(self, tenant_id: str) -> datetime | None:
-        first = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
-        moment: datetime | None = await self._session.scalar(
-            first.with_only_columns(func.min(CreditGrant.effective_at))
-        )
-        return moment
-
     async def add_grant(self, grant: CreditGrant) -> None:
         self._session.add(grant)
         await self._session.flush()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex_platform.catalogue.models import Adapter
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.usage.credits import Spent
 from loraplex_platform.usage.hosting import HostingLine, hosting_lines
@@ -51,15 +52,19 @@ class Amount(NamedTuple):
 
 
 class Charges:
-    """Reads roll-ups, prices and the catalogue's history of one tenant."""
+    """Reads roll-ups, prices and the catalogue's history of one tenant; the last two once."""
 
     def __init__(self, session: AsyncSession, tenant_id: str, now: datetime) -> None:
         self._session = session
         self._tenant_id = tenant_id
         self._now = now
+        self._tariffs: Tariffs | None = None
+        self._adapters: Sequence[Adapter] | None = None
 
     async def tariffs(self) -> Tariffs:
-        return await PriceRepository(self._session).tariffs(self._tenant_id)
+        if self._tariffs is None:
+            self._tariffs = await PriceRepository(self._session).tariffs(self._tenant_id)
+        return self._tariffs
 
     async def of(self, period: Period) -> dict[Item, Amount]:
         """Everything of a period that starts and ends with quarter hours."""
@@ -82,14 +87,16 @@ class Charges:
 
     async def hosting_by(self, periods: Sequence[Period]) -> list[tuple[Period, HostingLine]]:
         """The same for several periods."""
-        adapters = await AdapterRepository(self._session).ever_of_tenant(self._tenant_id)
-        if not adapters:
+        if self._adapters is None:
+            catalogue = AdapterRepository(self._session)
+            self._adapters = await catalogue.ever_of_tenant(self._tenant_id)
+        if not self._adapters:
             return []
         tariffs = await self.tariffs()
         return [
             (period, line)
             for period in periods
-            for adapter in adapters
+            for adapter in self._adapters
             for line in hosting_lines(
                 adapter, Period(period.start, min(period.end, self._now)), tariffs
             )

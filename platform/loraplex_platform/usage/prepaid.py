@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_platform.usage.billing_models import BillingProfile
 from loraplex_platform.usage.billing_repository import BillingRepository
 from loraplex_platform.usage.charges import Charges
-from loraplex_platform.usage.credits import Spent, burn, turning_points
+from loraplex_platform.usage.credits import Grant, Spent, burn, turning_points
 from loraplex_platform.usage.periods import Period, period_of
 
 
@@ -39,7 +39,7 @@ async def balance_of(session: AsyncSession, tenant_id: str, now: datetime) -> Cr
     zone = ZoneInfo((await billing.profile(tenant_id)).zone)
     every = await billing.grants(tenant_id)
     grants = [grant for grant in every if grant.holds_at(now)]
-    period = await _not_invoiced(billing, tenant_id, now, zone)
+    period = await _not_invoiced(billing, tenant_id, every, now, zone)
     charges = Charges(session, tenant_id, now)
     spent: list[Spent] = await charges.over_time(period, turning_points(every))
     used = burn(every, spent)
@@ -62,10 +62,10 @@ async def allowance_of(
 
 
 async def _not_invoiced(
-    billing: BillingRepository, tenant_id: str, now: datetime, zone: ZoneInfo
+    billing: BillingRepository, tenant_id: str, grants: list[Grant], now: datetime, zone: ZoneInfo
 ) -> Period:
     """From the last final invoice's end to the end of this month; all of it where there is none."""
     month = period_of(now, "month", zone)
     ends = [row.period_end for row in await billing.standing(tenant_id)]
-    first = await billing.first_grant_at(tenant_id)
+    first = min((grant.effective_at for grant in grants), default=None)
     return Period(max(ends, default=min(first or month.start, month.start)), month.end)

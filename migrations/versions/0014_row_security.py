@@ -21,6 +21,11 @@ POLICY = """
 CREATE POLICY own_rows ON {table}
 USING ((SELECT current_setting('loraplex.tenant_id', true)) IN ({column}, '*'))
 """
+# The price list is one row of no tenant that every tenant's bill is made by.
+PRICE_LIST = """
+CREATE POLICY list_for_all ON price_book FOR SELECT
+USING (tenant_id IS NULL AND (SELECT current_setting('loraplex.tenant_id', true)) <> '')
+"""
 
 
 def upgrade() -> None:
@@ -30,11 +35,13 @@ def upgrade() -> None:
         op.execute(POLICY.format(table=table, column=column))
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")  # the owner is us
+    op.execute(PRICE_LIST)
 
 
 def downgrade() -> None:
     if op.get_bind().dialect.name != "postgresql":
         return
+    op.execute("DROP POLICY list_for_all ON price_book")
     for table in COLUMNS:
         op.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
         op.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")

@@ -1,8 +1,8 @@
 """Where every statement on tenant data starts."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Delete, Select, Update, delete, select, update
+from sqlalchemy import ColumnElement, Delete, Select, Update, delete, select, update
 
 from loraplex_platform.db.base import Base, PerhapsTenantOwned, TenantOwned
 from loraplex_platform.kit.principal import Administrator, Principal
@@ -28,6 +28,11 @@ def visible_to(by: Administrator, table: type[Seen]) -> Select[Seen]:
 def across_tenants(table: type[Seen]) -> Select[Seen]:
     """Rows of all tenants: for the operator's commands, the console, and to find out who asks."""
     return select(table).execution_options(**{ACROSS: True})
+
+
+def over(scoped: Select[*tuple[Any, ...]], *columns: ColumnElement[Any]) -> Select[Any]:
+    """A statement on what a scoped one found, as a CTE or subquery; its scope is the same."""
+    return select(*columns).execution_options(**scoped.get_execution_options())
 
 
 def for_platform(table: type[Platform]) -> Select[Platform]:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.db.scope import visible_to
+from loraplex_platform.db.scope import over, visible_to
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.usage.models import LatencyMinute, UsageMinute
 from loraplex_platform.usage.rollups import quantile_s
@@ -97,11 +97,10 @@ class ActivityRepository:
         recent = scoped.cte("recent").prefix_with("MATERIALIZED")
         tokens = func.sum(recent.c.tokens)
         statement = (
-            select(recent.c.tenant_id, func.sum(recent.c.requests), tokens)
+            over(scoped, recent.c.tenant_id, func.sum(recent.c.requests), tokens)
             .group_by(recent.c.tenant_id)
             .order_by(tokens.desc())
             .limit(limit)
-            .execution_options(**scoped.get_execution_options())
         )
         rows = await self._session.execute(statement)
         return [TenantShare(tenant, int(n), int(took)) for tenant, n, took in rows]

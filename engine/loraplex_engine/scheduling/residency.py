@@ -24,9 +24,7 @@ class Residency:
         self._loading: dict[str, Request] = {}  # for whom each load was asked
         self._drained_for: dict[str, Request] = {}
         self.paused: dict[Request, float] = {}  # streams that lend their slot, and since when
-        self.overdue: list[
-            Request
-        ] = []  # paused ones whose time has come, and all slots are in use
+        self.overdue: list[Request] = []  # of them, those due while all slots are in use
         self.num_drains = self.num_lends = 0  # adapters let run out, or paused, for somebody
 
     def begin_step(self, plan: StepPlan, now: float) -> None:
@@ -128,9 +126,8 @@ class Residency:
         for victim, request in self._drained_for.items():
             for user in list(self._users.get(victim, ())):
                 if request in self.paused and not user.is_admitted:
-                    self._let_go(
-                        user
-                    )  # it only waits, and what it waits for may be the other's end
+                    # It only waits, and what it waits for may be the other's end.
+                    self._let_go(user)
                 elif self._user_slack_s(user, now) >= self._config.lend_slack_s:
                     self.paused.setdefault(user, now)
                 if user in self.paused and not is_busy(user):

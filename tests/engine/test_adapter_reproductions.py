@@ -278,26 +278,24 @@ def test_with_one_slot_a_flood_of_one_adapter_lets_another_in_within_its_bound(
         engine = run.offline.engine
         count, others_before = 0, 0
         waiting, is_done = False, False
-        for _ in range(3000):
+        while not is_done and others_before < 20 + 80:
             while count - others_before < 8:
                 prompt = Prompt(LONG[count % 50 :][:8], adapter=flood, sampling=short)
                 engine.submit(generate(f"flood-{count}", prompt))
                 count += 1
             for event in engine.step():
-                if isinstance(event, Finished):
-                    if event.request_id == "rare":
-                        is_done = True
-                        assert event.finish_reason == "length"
-                        break
+                if isinstance(event, Finished) and event.request_id == "rare":
+                    is_done = True
+                    assert event.finish_reason == "length"
+                elif isinstance(event, Finished):
                     others_before += 1
                     if others_before == 20 and not waiting:
                         waiting = True
                         rare_prompt = Prompt(LONG[:8], adapter=rare, sampling=short)
                         engine.submit(generate("rare", rare_prompt))
-            if is_done:
-                break
-        assert is_done
-        assert others_before < 20 + 80, "its turn came before eighty others had theirs"
+            if engine.is_stalled:
+                time.sleep(0.001)  # an adapter is being loaded: no step counts
+        assert is_done, "its turn comes before eighty others had theirs"
         for index in range(count):
             engine.submit(Abort(f"flood-{index}"))
         while engine.has_work:

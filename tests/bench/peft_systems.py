@@ -10,7 +10,6 @@ from workload import Request, Timeline
 
 PAD_ID = 2
 BATCH = 16
-PATIENCE_S = 30.0
 
 
 class _Peft:
@@ -48,15 +47,13 @@ class _Peft:
 
 
 class PeftOneAtATime(_Peft):
-    """Each request alone, with set_adapter before it; none is begun after PATIENCE_S."""
+    """Each request alone, with set_adapter before it."""
 
     name = "peft-one-at-a-time"
 
     def serve(self, requests: list[Request]) -> list[Timeline]:
         started, served = time.perf_counter(), []
         for request in requests:
-            if time.perf_counter() > started + PATIENCE_S:
-                break  # its rate is known: requests do not help one another
             if request.adapter is None:
                 with self.model.disable_adapter():
                     self.generate([request.prompt_ids], request.max_tokens)

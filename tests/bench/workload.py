@@ -28,7 +28,7 @@ class System(Protocol):
     name: str
 
     def serve(self, requests: list[Request]) -> list[Timeline]:
-        """One for each request, in their order, or for as many as there was time for."""
+        """One for each request, in their order."""
         ...
 
     def close(self) -> None: ...

@@ -30,6 +30,7 @@ from loraplex_engine.wire import ALIVE, MAGIC, decode, encode, set_heartbeats
 log = logging.getLogger(__name__)
 
 SILENT_S = 2.0
+GIVE_UP_S = 10.0  # of silence over a connection that stands: what was asked for is lost
 RECONNECT_S = 0.1
 
 
@@ -194,11 +195,14 @@ class RemoteEngine:
             await socket.send_multipart([MAGIC, ALIVE])
             self._socket = socket
             while True:
-                ready = dict(await poller.poll())
-                if socket in ready:
-                    self._take(decode(await socket.recv_multipart()))
-                elif monitor in ready:  # and nothing is left to read
+                # Asked again at once, since a loop that hung sees only that the time is over.
+                ready = await poller.poll(int(1000 * GIVE_UP_S)) or await poller.poll(0)
+                if socket not in dict(ready):  # and nothing is left to read
                     return
+                events = decode(await socket.recv_multipart())
+                if self._hello is not None and any(isinstance(event, Hello) for event in events):
+                    return  # greeted anew: the engine took this client for gone, and its requests
+                self._take(events)
         finally:
             self._socket = None
             socket.disable_monitor()

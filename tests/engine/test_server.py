@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import zmq
+import zmq.asyncio
 from tests.engine.fake_core import HELLO, CountdownCore
 
+from loraplex_engine import client as client_module
 from loraplex_engine.client import RemoteEngine
 from loraplex_engine.errors import EngineUnavailable, ProtocolError
 from loraplex_engine.messages import (
@@ -280,3 +282,42 @@ async def test_client_whose_loop_hangs_keeps_its_sequences(
         time.sleep(2.5)  # noqa: ASYNC251 (that is the point: the transport answers meanwhile)
         rest = [event async for event in events]
         assert len(rest) == 1200
+
+
+@asynccontextmanager
+async def bare_engine(address: str) -> AsyncIterator["zmq.asyncio.Socket"]:
+    """A socket that says what the test says; its transport answers heartbeats like any other."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.linger = 0
+    socket.bind(address)
+    try:
+        yield socket
+    finally:
+        socket.close()
+        context.term()
+
+
+@pytest.mark.parametrize("sign", ["silence", "another greeting"])
+async def test_a_client_that_was_forgotten_fails_its_requests_and_comes_back(
+    address: str, sign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it was a thousand batches behind, and the engine ended what it had asked for."""
+    monkeypatch.setattr(client_module, "GIVE_UP_S", 0.3 if sign == "silence" else 60.0)
+    greeting = [MAGIC, encode([HELLO])]
+    async with bare_engine(address) as engine:
+        client = RemoteEngine(address)
+        await client.start()
+        identity, *_ = await engine.recv_multipart()
+        await engine.send_multipart([identity, *greeting])
+        await until(lambda: client.hello is not None)
+        asked = asyncio.create_task(answer(client, request("r")))
+        await engine.recv_multipart()
+        if sign == "another greeting":
+            await engine.send_multipart([identity, *greeting])
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(asked, 10)
+        returned, *frame = await engine.recv_multipart()
+        assert returned != identity
+        assert decode(frame) == []
+        await client.close()

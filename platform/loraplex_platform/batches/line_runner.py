@@ -23,8 +23,9 @@ from loraplex_platform.kit.errors import (
 )
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Principal
+from loraplex_platform.openai.order import Caller
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest
-from loraplex_platform.openai.service import Caller, InferenceService
+from loraplex_platform.openai.service import InferenceService
 from loraplex_platform.usage.facts import UsageFacts
 
 log = structlog.get_logger(__name__)

@@ -19,9 +19,10 @@ from loraplex_platform.kit.principal import Principal
 from loraplex_platform.openai.answers import Json
 from loraplex_platform.openai.live_requests import LiveRequests
 from loraplex_platform.openai.models import ModelService
+from loraplex_platform.openai.order import Caller
 from loraplex_platform.openai.reply import Reply
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest
-from loraplex_platform.openai.service import Caller, InferenceService
+from loraplex_platform.openai.service import InferenceService
 from loraplex_platform.rest.route import TENANT_ERRORS
 
 router = APIRouter(prefix="/v1", responses=TENANT_ERRORS)

@@ -2,12 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from loraplex_engine.client import EngineClient
-from loraplex_engine.messages import Generate, Hello, SamplingParams, Tier
+from loraplex_engine.messages import Hello, Tier
 from loraplex_platform.admission.limiter import Demand, Limiter
 from loraplex_platform.admission.ticket import Ticket, admit
 from loraplex_platform.catalogue.routes import Routes
@@ -16,7 +14,6 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import ContextLengthExceeded, InvalidRequest
 from loraplex_platform.kit.ids import new_id
-from loraplex_platform.kit.principal import Principal
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.kit.tasks import Tasks
 from loraplex_platform.observability.metrics import Metrics
@@ -25,8 +22,9 @@ from loraplex_platform.openai.cache_scope import CacheScopes
 from loraplex_platform.openai.generation import Generation, Settle, hello_of
 from loraplex_platform.openai.keeping import Keeping
 from loraplex_platform.openai.live import LiveRequests
+from loraplex_platform.openai.order import Caller, Order
 from loraplex_platform.openai.reply import Reply
-from loraplex_platform.openai.resolver import Resolver, Target, check_region
+from loraplex_platform.openai.resolver import Resolver, check_region
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Prompt
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.openai.settlement import Circumstances, Settlement
@@ -43,47 +41,6 @@ SERVICE_TIER_OF: dict[Tier, str] = {
     "standard": "default",
     "interactive": "priority",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, through which request."""
-
-    principal: Principal
-    request_id: str
-    client_request_id: str | None = None
-    job_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A request that is understood: it can be admitted and generated."""
-
-    caller: Caller
-    request: ChatRequest | CompletionRequest
-    target: Target
-    hello: Hello
-    prompts: list[tuple[int, ...]]
-    sampling: SamplingParams
-    started_at: datetime
-    started_s: float  # monotonic
-
-    @property
-    def is_chat(self) -> bool:
-        return isinstance(self.request, ChatRequest)
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.prompts) * self.request.num_choices
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """What the client sent to be answered, with the adapter's defaults."""
-        return self.request.model_dump(include={"messages", "prompt"}, exclude_none=True)
-
-    def prompt_of(self, index: int) -> tuple[int, ...]:
-        """The prompt of a choice: all choices of one prompt stand together."""
-        return self.prompts[index // self.request.num_choices]
 
 
 class InferenceService:
@@ -228,7 +185,7 @@ class InferenceService:
         return self._run(order, ticket, about)
 
     def _run(self, order: Order, ticket: Ticket, about: Circumstances) -> Reply:
-        requests = self._generates(order)
+        requests = order.sequences(self._scopes.of(order.caller.principal.tenant_id))
         settle = self._settle(order, ticket, about)
         tally = Tally.of(
             requests, order.request.num_choices, keeps_text=isinstance(settle, Keeping)
@@ -268,31 +225,6 @@ class InferenceService:
         return Keeping(
             settle, self._prompts, about.principal, about.request_id, about.model, order.asked
         )
-
-    def _generates(self, order: Order) -> list[Generate]:
-        principal, request_id = order.caller.principal, order.caller.request_id
-        return [
-            Generate(
-                request_id=request_id if order.num_sequences == 1 else f"{request_id}.{index}",
-                prompt_ids=order.prompt_of(index),
-                sampling=order.sampling if index == 0 else _with_seed(order.sampling, index),
-                tenant=principal.tenant_id,
-                project=principal.project_id,
-                cache_scope=self._scopes.of(principal.tenant_id),
-                tier=order.target.tier,
-                share=order.target.share,
-                adapter=order.target.adapter_version,
-                parent_id=None if order.num_sequences == 1 else request_id,
-                index=index,
-                job_id=order.caller.job_id,
-            )
-            for index in range(order.num_sequences)
-        ]
-
-
-def _with_seed(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Each choice draws from a seed of its own, and the same one again in a retry."""
-    return replace(sampling, seed=(sampling.seed + index + 2**63) % 2**64 - 2**63)
 
 
 def _max_tokens(limit: int | None, prompts: list[tuple[int, ...]], hello: Hello, param: str) -> int:

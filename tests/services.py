@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,11 @@ import psycopg
 from psycopg import sql
 
 START_S = 20.0  # a busy machine may need seconds for what an idle one does in 0.1 s
+Rows = Mapping[str, bytes]  # by table, as COPY writes them
+DISCONNECT = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 POSTGRES_OPTIONS = {
     "fsync": "off",  # the tests kill processes, never the operating system
     "full_page_writes": "off",
@@ -135,6 +140,30 @@ class PostgresServer(Server):
         """Drops a database, and whoever is still connected to it."""
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
+    def refill(self, database: str, rows: Rows) -> None:
+        """Leave a migrated database with these rows alone, and nobody connected to it.
+
+        Some 40 times quicker than to drop it and to copy a template.
+        """
+        with psycopg.connect(self.url(database, "postgres")) as connection:
+            connection.execute(DISCONNECT)
+            connection.execute("SET session_replication_role = replica")  # no trigger, no key asks
+            tables = sql.SQL("; ").join(
+                sql.SQL("DELETE FROM {}").format(sql.Identifier(table))
+                for table in _tables(connection)
+            )
+            connection.execute(tables)
+            with connection.cursor() as cursor:
+                for table, lines in rows.items():
+                    copy = sql.SQL("COPY {} FROM STDIN").format(sql.Identifier(table))
+                    with cursor.copy(copy) as target:
+                        target.write(lines)
+
+    def rows_of(self, database: str) -> Rows:
+        """What `refill` takes."""
+        with psycopg.connect(self.url(database, "postgres")) as connection:
+            return {table: _lines_of(connection, table) for table in _tables(connection)}
+
     def _execute(self, statement: str, *names: str) -> None:
         self._connected().execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
@@ -149,6 +178,17 @@ class PostgresServer(Server):
         if self._admin is not None:
             self._admin.close()
         super()._end(how)
+
+
+def _tables(connection: psycopg.Connection) -> list[str]:
+    found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    return [name for (name,) in found if name != "alembic_version"]
+
+
+def _lines_of(connection: psycopg.Connection, table: str) -> bytes:
+    copy = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(table))
+    with connection.cursor() as cursor, cursor.copy(copy) as lines:
+        return b"".join(lines)
 
 
 class RedisServer(Server):

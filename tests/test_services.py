@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.services import RedisServer, black_hole, running_postgres, running_redis
+from tests.services import PostgresServer, RedisServer, black_hole, running_postgres, running_redis
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +29,25 @@ def test_a_killed_postgres_keeps_what_was_committed() -> None:
         server.restart()
         with psycopg.connect(server.url(user="postgres")) as connection:
             assert connection.execute("SELECT n FROM kept").fetchone() == (7,)
+
+
+def test_a_refilled_database_has_the_given_rows_and_nobody_connected(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    name = postgres_url.rpartition("/")[2]
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE TABLE a (n int PRIMARY KEY); INSERT INTO a VALUES (7)")
+        connection.execute("CREATE TABLE b (n int REFERENCES a); INSERT INTO b VALUES (7)")
+    rows = postgres.rows_of(name)
+    left_open = psycopg.connect(postgres_url)
+    left_open.execute("DELETE FROM b")
+    for given, found in (({}, []), (rows, [(7,)])):
+        postgres.refill(name, given)
+        with psycopg.connect(postgres_url) as connection:
+            for query in ("SELECT n FROM a", "SELECT n FROM b"):
+                assert connection.execute(query).fetchall() == found
+    with pytest.raises(psycopg.OperationalError), left_open:
+        left_open.execute("SELECT 1")
 
 
 def test_redis_is_6_2_and_empty(redis_server: RedisServer, redis_url: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -23,7 +22,7 @@ from tests.platform_stand import (
     seed,
     tiny_model,
 )
-from tests.services import PostgresServer
+from tests.services import PostgresServer, Rows
 
 from loraplex_engine.fake import FakeEngine
 from loraplex_platform.admission.limiter import Limiter
@@ -35,6 +34,7 @@ from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.openai.served_model import ServedModel
 
 ON_SERVERS = os.environ.get("LORAPLEX_TEST_STORES") == "servers"
+MIGRATED, SPARE = "migrated", "spare"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,41 +87,47 @@ def settings(
     tmp_path: Path,
     migrated: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Settings]:
+) -> Settings:
     """On SQLite and in-process stores; on Postgres and Redis when LORAPLEX_TEST_STORES says so."""
     home = home_like(migrated.parent, tmp_path)
     if not ON_SERVERS:
-        yield home
-        return
+        return home
     server: PostgresServer = request.getfixturevalue("postgres")
     if "keys" in request.fixturenames:
-        template = request.getfixturevalue("seeded_template")[0]
+        rows = request.getfixturevalue("seeded_rows")[0]
     else:
-        template = request.getfixturevalue("migrated_template")
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    url, redis_url = server.create_database(name, template), request.getfixturevalue("redis_url")
+        rows = request.getfixturevalue("migrated_rows")
+    server.refill(MIGRATED, rows)
+    url, redis_url = server.url(MIGRATED), request.getfixturevalue("redis_url")
     monkeypatch.setenv("LORAPLEX_DATABASE_URL", url)  # commands stand on the same servers
     monkeypatch.setenv("LORAPLEX_REDIS_URL", redis_url)
-    yield replace(home, database_url=url, redis_url=redis_url)
-    server.drop_database(name)
+    return replace(home, database_url=url, redis_url=redis_url)
 
 
 @pytest.fixture(scope="session")
-def migrated_template(postgres: PostgresServer) -> str:
-    """The name of a migrated, empty Postgres database to copy from."""
-    upgrade(postgres.create_database("migrated"))
-    return "migrated"
+def migrated_rows(postgres: PostgresServer) -> Rows:
+    """What migrations leave in the databases that each test fills anew."""
+    upgrade(postgres.create_database(MIGRATED))
+    postgres.create_database(SPARE, MIGRATED)
+    return postgres.rows_of(MIGRATED)
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres: PostgresServer, migrated_rows: Rows) -> str:
+    """A migrated database without tenants for one test, whatever `settings` stand on."""
+    postgres.refill(SPARE, migrated_rows)
+    return postgres.url(SPARE)
 
 
 @pytest.fixture(scope="session")
-def seeded_template(
-    postgres: PostgresServer, migrated_template: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path, Seeded]:
+def seeded_rows(
+    postgres: PostgresServer, migrated_rows: Rows, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Rows, Path, Seeded]:
     """The same with the two tenants; with the home that holds the secret, and their keys."""
+    postgres.refill(MIGRATED, migrated_rows)
     home = tmp_path_factory.mktemp("seeded_on_postgres")
-    url = postgres.create_database("seeded", migrated_template)
-    keys = asyncio.run(seed(Settings(home=home, database_url=url)))
-    return "seeded", home, keys
+    keys = asyncio.run(seed(Settings(home=home, database_url=postgres.url(MIGRATED))))
+    return postgres.rows_of(MIGRATED), home, keys
 
 
 @pytest.fixture
@@ -136,7 +142,7 @@ def keys(request: pytest.FixtureRequest, settings: Settings, seeded: tuple[Path,
     """Fills the home with the two tenants; ask for it before whatever reads the secret."""
     home, keys = seeded
     if ON_SERVERS:
-        _, home, keys = request.getfixturevalue("seeded_template")
+        home, keys = request.getfixturevalue("seeded_rows")[1:]
     home_like(home, settings.home)
     return keys
 

@@ -11,7 +11,6 @@ from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.audit.repository import AuditFilter
 from loraplex_platform.audit.service import AuditService
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.principal import COMMAND_LINE, Actor, Administrator
@@ -24,9 +23,7 @@ async def either(request: pytest.FixtureRequest, database: Database) -> Database
     """A migrated database of each kind."""
     if request.param == "sqlite":
         return database
-    url: str = request.getfixturevalue("postgres_url")
-    upgrade(url)
-    return Database(url)
+    return Database(request.getfixturevalue("migrated_postgres_url"))
 
 
 async def test_log_is_append_only(either: Database) -> None:

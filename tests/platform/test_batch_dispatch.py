@@ -31,7 +31,6 @@ from loraplex_platform.batches.outcomes import MAX_ATTEMPTS, Failed, Retry
 from loraplex_platform.batches.queue import Ended, LineQueue, Work
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.config import Settings
-from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.openai.served_model import ServedModel
@@ -46,8 +45,7 @@ async def home(request: pytest.FixtureRequest, settings: Settings) -> tuple[Sett
     """Settings of a fast dispatcher over a seeded database of each kind."""
     fast = replace(settings, batch_lease_s=LEASE_S, batch_tick_s=TICK_S, batch_concurrency=8)
     if request.param == "postgres":
-        fast = replace(fast, database_url=request.getfixturevalue("postgres_url"))
-        await asyncio.to_thread(upgrade, fast.database)
+        fast = replace(fast, database_url=request.getfixturevalue("migrated_postgres_url"))
     return fast, await seed(fast)
 
 

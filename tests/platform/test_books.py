@@ -198,9 +198,8 @@ async def test_sixteen_writers_on_the_same_rows_agree(database: Database) -> Non
 
 
 @pytest.mark.slow
-async def test_sixteen_writers_agree_on_postgres(postgres_url: str) -> None:
-    upgrade(postgres_url)
-    database = Database(postgres_url, pool_size=16)
+async def test_sixteen_writers_agree_on_postgres(migrated_postgres_url: str) -> None:
+    database = Database(migrated_postgres_url, pool_size=16)
     await sixteen_writers_agree(database)
     await database.close()
 

@@ -106,10 +106,9 @@ def test_several_processes_may_migrate_at_once(url: str) -> None:
 
 
 async def test_api_serves_and_meters_on_postgres(
-    postgres_url: str, settings: Settings, model: ServedModel
+    migrated_postgres_url: str, settings: Settings, model: ServedModel
 ) -> None:
-    upgrade(postgres_url)
-    there = replace(settings, database_url=postgres_url)
+    there = replace(settings, database_url=migrated_postgres_url)
     keys = await seed(there)
     async with (
         listening(create_app(there, letter_engine(), model)) as base_url,
@@ -118,7 +117,7 @@ async def test_api_serves_and_meters_on_postgres(
         answer = await client.chat.completions.create(
             model="support", messages=[{"role": "user", "content": "hi"}], max_tokens=3
         )
-    database = Database(postgres_url)
+    database = Database(migrated_postgres_url)
     async with database.reading() as session:
         events = (await session.scalars(across_tenants(UsageEvent))).all()
     await database.close()

@@ -27,7 +27,6 @@ from tests.usage_stand import (
 
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest
@@ -175,9 +174,8 @@ async def test_numbers_have_no_gap(database: Database) -> None:
 
 
 @pytest.mark.slow
-async def test_numbers_have_no_gap_on_postgres(postgres_url: str) -> None:
-    upgrade(postgres_url)
-    database = Database(postgres_url, pool_size=12)
+async def test_numbers_have_no_gap_on_postgres(migrated_postgres_url: str) -> None:
+    database = Database(migrated_postgres_url, pool_size=12)
     await finalize_at_once(database)
     await database.close()
 

@@ -55,16 +55,11 @@ def tenants_admin(tenant_id: str) -> Administrator:
     return Administrator(Actor("person", "per_1"), "tenant_admin", tenant_id)
 
 
-def spent_today(database: Database, clock: ManualClock) -> SpentToday:
-    return SpentToday(PriceService(database, clock), clock)
-
-
 @pytest.fixture
 def overview_of(database: Database) -> Callable[..., OverviewService]:
     def make(engine: FakeEngine, limiter: Limiter, clock: ManualClock) -> OverviewService:
-        prices = PriceService(database, clock)
         refusals = RefusalService(database, clock)
-        return OverviewService(engine, database, refusals, limiter, prices, clock)
+        return OverviewService(engine, database, refusals, limiter, clock)
 
     return make
 
@@ -73,7 +68,7 @@ async def test_day_costs_what_the_ledger_says(database: Database) -> None:
     acme, globex = await two_tenants(database)
     await add_book(database, book(DEAR, id="dear", tenant_id=globex))
     clock = ManualClock(DAY + timedelta(hours=5))
-    spent = spent_today(database, clock)
+    spent = SpentToday(clock)
     async with database.reading() as session:
         assert await spent.pico(session, COMMAND_LINE) == 0
     for hour in (-1, 0, 3, 5):  # one is yesterday's
@@ -84,7 +79,7 @@ async def test_day_costs_what_the_ledger_says(database: Database) -> None:
         async with database.reading() as session:
             ledger, today = LedgerRepository(session), Period(DAY, DAY + timedelta(days=1))
             owed = {t: await ledger.balance(t, "receivable", period=today) for t in (acme, globex)}
-            fresh = spent_today(database, clock)
+            fresh = SpentToday(clock)
             assert await fresh.pico(session, COMMAND_LINE) == sum(owed.values()) > 0
             assert await fresh.pico(session, COMMAND_LINE) == sum(owed.values())
             assert await fresh.pico(session, tenants_admin(globex)) == owed[globex]
@@ -98,7 +93,7 @@ async def test_day_costs_what_the_ledger_says(database: Database) -> None:
 async def test_remembered_quarters_and_new_ones_add_up(database: Database) -> None:
     acme, _ = await two_tenants(database)
     clock = ManualClock(DAY + timedelta(hours=2))
-    spent, seen = spent_today(database, clock), []
+    spent, seen = SpentToday(clock), []
     for _ in range(8):
         await post(database, [facts(acme, started_at=clock.now())])
         async with database.reading() as session:
@@ -118,7 +113,7 @@ async def test_adapters_cost_what_is_named_for_them(database: Database) -> None:
     async with database.reading() as session:
         today = Period(DAY, DAY + timedelta(days=1))
         owed = await LedgerRepository(session).balance(acme, "receivable", period=today)
-        assert await spent_today(database, clock).pico(session, COMMAND_LINE) == owed > 0
+        assert await SpentToday(clock).pico(session, COMMAND_LINE) == owed > 0
 
 
 def test_step_is_told_by_tenant_and_adapter() -> None:

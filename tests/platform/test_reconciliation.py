@@ -14,7 +14,6 @@ from tests.usage_stand import NOON, books_of, facts, post, two_tenants
 from loraplex_engine.fake import FakeEngine
 from loraplex_engine.messages import EngineStats, SequenceStats, TokenCounters
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants, change_across_tenants
 from loraplex_platform.db.upsert import insert_into
 from loraplex_platform.kit.clock import ManualClock
@@ -167,9 +166,8 @@ async def test_a_ledger_entry_that_nobody_used_is_found(stand: Stand) -> None:
 
 
 @pytest.mark.slow
-async def test_books_agree_on_postgres(postgres_url: str) -> None:
-    upgrade(postgres_url)
-    database = Database(postgres_url)
+async def test_books_agree_on_postgres(migrated_postgres_url: str) -> None:
+    database = Database(migrated_postgres_url)
     acme, _ = await two_tenants(database)
     stand = Stand(database, acme)
     assert await stand.checks.check() == []

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
+from tests.platform_stand import home_like
 
 from loraplex_platform.admission.limits import REQUESTS_PER_MINUTE, Limit, Rejection
 from loraplex_platform.admission.rejections import SAMPLES_PER_KEY, RejectionLog
 from loraplex_platform.admission.repository import RejectionRepository
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import ManualClock
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.tenants.service import TenantService
@@ -21,12 +21,14 @@ REJECTION = Rejection(LIMIT, requested=1, used=5, retry_after_s=12.0, reason="ex
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def both(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+async def both(
+    request: pytest.FixtureRequest, tmp_path: Path, migrated: Path
+) -> AsyncIterator[Database]:
     """A migrated database of each kind."""
-    url = f"sqlite:///{tmp_path / 'rejections.sqlite3'}"
     if request.param == "postgres":
-        url = request.getfixturevalue("postgres_url")
-    await asyncio.to_thread(upgrade, url)
+        url = request.getfixturevalue("migrated_postgres_url")
+    else:
+        url = home_like(migrated.parent, tmp_path).database
     database = Database(url)
     yield database
     await database.close()

@@ -1,7 +1,6 @@
 """The second wall on Postgres: a session that names a tenant sees and writes that tenant's rows only."""
 
 import ast
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from tests.services import PostgresServer
 import loraplex_platform
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.principal import Actor, Administrator, Principal
 from loraplex_platform.models import Base
@@ -27,11 +25,10 @@ OWNED = sorted(t.name for t in Base.metadata.tables.values() if "tenant_id" in t
 
 
 @pytest.fixture
-async def database(postgres_url: str, tmp_path: Path) -> AsyncIterator[Database]:
+async def database(migrated_postgres_url: str, tmp_path: Path) -> AsyncIterator[Database]:
     """On Postgres, with the two tenants."""
-    await asyncio.to_thread(upgrade, postgres_url)
-    await seed(Settings(home=tmp_path, database_url=postgres_url))
-    database = Database(postgres_url)
+    await seed(Settings(home=tmp_path, database_url=migrated_postgres_url))
+    database = Database(migrated_postgres_url)
     yield database
     await database.close()
 
@@ -108,9 +105,9 @@ async def test_every_tenant_reads_the_price_list_and_nobody_changes_it(
 
 
 async def test_a_pooled_connection_forgets_whose_rows_it_saw(
-    postgres_url: str, database: Database, tenants: dict[str, str]
+    migrated_postgres_url: str, database: Database, tenants: dict[str, str]
 ) -> None:
-    one = Database(postgres_url, pool_size=1)
+    one = Database(migrated_postgres_url, pool_size=1)
     for name in ("acme", "globex", "acme"):
         async with one.reading(acting_for(tenants[name])) as session:
             assert list(await session.scalars(text("SELECT name FROM tenant"))) == [name]

@@ -89,32 +89,31 @@ class TenantExportService:
         self._blobs.delete(_key(tenant_id))
 
     async def _write(self, tenant_id: str) -> Path:
+        """What is read goes to files first: no transaction waits for the packing."""
         descriptor, name = tempfile.mkstemp(suffix=".tar.gz")
+        os.close(descriptor)
         path = Path(name)
         try:
-            with (
-                os.fdopen(descriptor, "wb") as target,
-                tarfile.open(fileobj=target, mode="w:gz") as tar,
-            ):
+            with tempfile.TemporaryDirectory() as folder:
+                rows = Path(folder)
                 async with self._database.reading() as session:
                     for table in exported_tables():
-                        await self._add_rows(tar, session, table, tenant_id)
+                        with (rows / f"{table.name}.jsonl").open("wb") as lines:
+                            await _write_rows(lines, session, table, tenant_id)
                     contents = await _contents(session, tenant_id)
-                await asyncio.to_thread(self._add_contents, tar, contents)
+                await asyncio.to_thread(self._pack, path, rows, contents)
         except BaseException:
             await asyncio.to_thread(path.unlink)
             raise
         return path
 
-    async def _add_rows(
-        self, tar: tarfile.TarFile, session: AsyncSession, table: Table, tenant_id: str
-    ) -> None:
-        with tempfile.TemporaryFile() as lines:
-            async for row in rows_of_tenant(session, table, tenant_id):
-                facts = {name: as_json(value) for name, value in row.items()}
-                lines.write(json.dumps(facts, ensure_ascii=False).encode() + b"\n")
-            if lines.tell():
-                await asyncio.to_thread(_add, tar, f"{table.name}.jsonl", lines)
+    def _pack(self, path: Path, rows: Path, contents: Contents) -> None:
+        with tarfile.open(path, "w:gz") as tar:
+            for member in sorted(rows.iterdir()):
+                if member.stat().st_size:
+                    with member.open("rb") as lines:
+                        _add(tar, member.name, lines)
+            self._add_contents(tar, contents)
 
     def _add_contents(self, tar: tarfile.TarFile, contents: Contents) -> None:
         for file_id in contents.files:
@@ -153,6 +152,14 @@ def exported_tables() -> list[Table]:
         for table in Base.metadata.sorted_tables
         if ("tenant_id" in table.c or table.name == "tenant") and table.name not in LEFT_OUT
     ]
+
+
+async def _write_rows(
+    lines: IO[bytes], session: AsyncSession, table: Table, tenant_id: str
+) -> None:
+    async for row in rows_of_tenant(session, table, tenant_id):
+        facts = {name: as_json(value) for name, value in row.items()}
+        lines.write(json.dumps(facts, ensure_ascii=False).encode() + b"\n")
 
 
 async def _contents(session: AsyncSession, tenant_id: str) -> Contents:

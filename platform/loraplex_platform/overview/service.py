@@ -18,7 +18,6 @@ from loraplex_platform.overview.names import names_of
 from loraplex_platform.overview.spent import SpentToday
 from loraplex_platform.usage.activity import ActivityRepository, Latency, TenantShare, TierMinute
 from loraplex_platform.usage.periods import floor_to
-from loraplex_platform.usage.price_service import PriceService
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
@@ -84,7 +83,6 @@ class OverviewService:
         database: Database,
         refusals: RefusalService,
         limiter: Degradable,
-        prices: PriceService,
         clock: Clock,
     ) -> None:
         self._engine = engine
@@ -92,7 +90,7 @@ class OverviewService:
         self._refusals = refusals
         self._limiter = limiter
         self._clock = clock
-        self._spent = SpentToday(prices, clock)
+        self._spent = SpentToday(clock)
         self._hours: Remembered[str, Hour] = Remembered(clock, FRESH_S)
 
     async def of(self, by: Administrator) -> Overview:

@@ -13,7 +13,7 @@ from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.usage.models import UsageQuarter
 from loraplex_platform.usage.periods import BUCKET, Period, floor_to, period_of
-from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.price_repository import PriceRepository
 from loraplex_platform.usage.prices import ANY_ADAPTER, BASE, PriceBook, Sku, Tariffs
 from loraplex_platform.usage.rating import Tokens, cost_pico
 
@@ -24,13 +24,12 @@ SETTLED = timedelta(hours=1)  # quarters older than this are summed up once
 class SpentToday:
     """The UTC day. Settled quarter hours of the whole platform are remembered, not read again."""
 
-    def __init__(self, prices: PriceService, clock: Clock) -> None:
-        self._prices = prices
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._settled: dict[datetime, int] = {}  # by quarter, of all tenants
 
     async def pico(self, session: AsyncSession, by: Administrator) -> int:
-        now, books = self._clock.now(), await self._prices.list()
+        now, books = self._clock.now(), await PriceRepository(session).books()
         today = period_of(now, "day", UTC_ZONE)
         if by.tenant_id is not None:
             return sum((await _by_quarter(session, by, today, books)).values())

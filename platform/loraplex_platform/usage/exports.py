@@ -126,7 +126,10 @@ class ExportService:
         async with part.held():
             if invoice is None or not path.exists():
                 async with self._database.reading() as session:
-                    await self._write(session, order, path, part, watcher or Watcher())
+                    tally = await self._write(session, order, part, watcher or Watcher())
+                manifest = await asyncio.to_thread(_manifest, order, tally, part.path)
+                _manifest_path(path).write_text(manifest)
+                part.finish(path)
             return Written(path, json.loads(_manifest_path(path).read_text()))
 
     def _path(self, order: Order) -> Path:
@@ -138,8 +141,8 @@ class ExportService:
         return folder / f"{order.kind}.{order.format}"
 
     async def _write(
-        self, session: AsyncSession, order: Order, path: Path, part: PartFile, watcher: Watcher
-    ) -> None:
+        self, session: AsyncSession, order: Order, part: PartFile, watcher: Watcher
+    ) -> Tally:
         columns = SUMMED[order.kind.split("-")[0]]
         before = _earlier(order, part, watcher)
         tally = Tally(columns) if before is None else before.tally(columns)
@@ -155,25 +158,8 @@ class ExportService:
                 if order.can_go_on and cursor is not None:
                     part.note(cursor, sink.size, tally)
                 watcher.rows(tally.rows, total)
-        manifest = await self._manifest(session, order, tally, part.path)
-        text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
-        _manifest_path(path).write_text(text)
-        part.finish(path)
-
-    async def _manifest(
-        self, session: AsyncSession, order: Order, tally: Tally, path: Path
-    ) -> dict[str, Any]:
-        return {
-            "tenant": order.tenant.id,
-            "kind": order.kind,
-            "format": order.format,
-            "period": {"start": focus.utc(order.period.start), "end": focus.utc(order.period.end)},
-            "invoice": order.number,
-            "rows": tally.rows,
-            "sums": {column: f"{total:f}" for column, total in tally.sums.items()},
-            "price_books": sorted(tally.price_books) or await _books(session, order),
-            "sha256": await asyncio.to_thread(sha256_of, path),
-        }
+        tally.price_books = tally.price_books or await _books(session, order)
+        return tally
 
     async def _event_pages(
         self, session: AsyncSession, order: Order, tally: Tally, before: Progress | None
@@ -219,6 +205,22 @@ def _manifest_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.manifest.json")
 
 
-async def _books(session: AsyncSession, order: Order) -> list[str]:
+def _manifest(order: Order, tally: Tally, path: Path) -> str:
+    """Reads the whole file for its checksum."""
+    facts = {
+        "tenant": order.tenant.id,
+        "kind": order.kind,
+        "format": order.format,
+        "period": {"start": focus.utc(order.period.start), "end": focus.utc(order.period.end)},
+        "invoice": order.number,
+        "rows": tally.rows,
+        "sums": {column: f"{total:f}" for column, total in tally.sums.items()},
+        "price_books": sorted(tally.price_books),
+        "sha256": sha256_of(path),
+    }
+    return json.dumps(facts, indent=2, sort_keys=True) + "\n"
+
+
+async def _books(session: AsyncSession, order: Order) -> set[str]:
     tariffs = await PriceRepository(session).tariffs(order.tenant.id)
-    return sorted({tariff.version for _, tariff in tariffs.segments(order.period)})
+    return {tariff.version for _, tariff in tariffs.segments(order.period)}

@@ -70,10 +70,10 @@ class UsageRepository:
         if tenant_id is not None:
             statement = statement.where(UsageEvent.tenant_id == tenant_id)
         if period is not None:
-            start, end = period
-            statement = statement.where(UsageEvent.started_at < end)
-            statement = statement.where(UsageEvent.started_at >= start)
-        following = statement if after is None else statement.where(tuple_(*order) > after)
+            statement = statement.where(UsageEvent.started_at < period.end)
+        # One lower bound only: given two, SQLite begins each page at the period's start.
+        first = statement if period is None else statement.where(order[0] >= period.start)
+        following = first if after is None else statement.where(tuple_(*order) > after)
         while page := (await self._session.scalars(following)).all():
             yield page
             last = (page[-1].started_at, page[-1].request_id)

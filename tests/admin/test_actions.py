@@ -119,6 +119,14 @@ async def test_adapter_gets_a_canary_a_new_version_and_goes_back(
     assert "Load report of version 2" in page
 
 
+async def test_who_has_an_adapter_loaded_is_in_the_log(stand: ConsoleStand, owner: Browser) -> None:
+    await stand.app.state.engine.start()
+    path = f"/tenants/{stand.acme}/adapters/support"
+    assert (await owner.post(path, action="preload")).status_code == 303
+    await stand.app.state.engine.close()
+    assert "owner@platform" in await change_of(owner, "adapter preloaded")
+
+
 async def publish_second(stand: ConsoleStand) -> None:
     """A second version of acme's `support`, which nobody is sent to."""
     report = LoadReport(None, rank=16, num_bytes=2, modules=(), unadapted=(), warnings=())

@@ -74,6 +74,7 @@ MAX_FIELDS = 50
 FILTERS: tuple[Callable[..., str], ...] = (
     words.bytes_text,
     words.dimension,
+    words.drift,
     words.left,
     words.measure,
     words.money,

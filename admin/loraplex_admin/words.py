@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from loraplex_platform.usage.money import PICO_PER_NANO, dollars
+from loraplex_platform.usage.reconciliation import Between, Drift
 
 # Marks that turn the direction of text or cannot be seen: a name must not dress up as another.
 INVISIBLE = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
@@ -28,6 +29,12 @@ REASONS = {
     "too_large": "one request alone exceeds the limit",
     "store_unavailable": "the shared limiter could not be reached",
 }
+SIDES: dict[Between, tuple[str, str, str]] = {
+    "requests": ("events", "roll-ups", "requests"),
+    "tokens": ("events", "roll-ups", "tokens"),
+    "money": ("roll-ups at their prices", "the ledger", ""),
+    "engine": ("engines", "events", "completion tokens"),
+}
 MEASURES = {"queue": "In queue", "ttft": "First token", "tpot": "Per token"}
 
 
@@ -47,6 +54,16 @@ def dimension(name: str) -> str:
 
 def reason(name: str) -> str:
     return REASONS.get(name, name)
+
+
+def drift(found: Drift) -> str:
+    """Which side has more, and how much."""
+    more, less, unit = SIDES[found.between]
+    if found.amount < 0:
+        more, less = less, more
+    amount = abs(found.amount)
+    text = money(amount) if found.between == "money" else f"{number(amount)} {unit}"
+    return f"{more} have {text} more than {less}"
 
 
 def measure(name: str) -> str:

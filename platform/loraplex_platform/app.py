@@ -269,7 +269,7 @@ def create_app(
     app.state.gate = gate
     app.state.health = Health(database, engine, gate, reconciliation)
     app.state.refusals = RefusalService(database, clock)
-    app.state.overview = OverviewService(engine, database, app.state.refusals, gate, clock)
+    app.state.overview = OverviewService(engine, database, gate, reconciliation, clock)
     app.state.requests = RequestLog(database)
     app.state.clock = clock
     app.state.rejections = rejections

@@ -91,7 +91,7 @@ def list_batches(
             tenant_id = None if tenant is None else (await tenants.get(tenant)).id
             _, service = _services(database)
             for job in await service.progress(tenant_id):
-                state = "paused" if job.is_paused and job.status not in FINAL else job.status
+                state = "paused" if job.is_paused else job.status
                 counts = f"{job.completed}+{job.failed}/{job.total}"
                 typer.echo(f"{job.batch_id}  {state}  {counts}  {job.lines_per_s:.1f}/s")
 

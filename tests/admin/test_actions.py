@@ -119,6 +119,14 @@ async def test_adapter_gets_a_canary_a_new_version_and_goes_back(
     assert "Load report of version 2" in page
 
 
+async def test_who_has_an_adapter_loaded_is_in_the_log(stand: ConsoleStand, owner: Browser) -> None:
+    await stand.app.state.engine.start()
+    path = f"/tenants/{stand.acme}/adapters/support"
+    assert (await owner.post(path, action="preload")).status_code == 303
+    await stand.app.state.engine.close()
+    assert "owner@platform" in await change_of(owner, "adapter preloaded")
+
+
 async def publish_second(stand: ConsoleStand) -> None:
     """A second version of acme's `support`, which nobody is sent to."""
     report = LoadReport(None, rank=16, num_bytes=2, modules=(), unadapted=(), warnings=())
@@ -138,6 +146,24 @@ async def test_batch_is_paused_and_goes_on(owner: Browser, places: Places) -> No
     await owner.done(path, action="pause")
     assert "owner@platform" in await change_of(owner, "batch paused")
     assert "10 / 40" in (await owner.get("/batches?tenant_id=acme")).text
+
+
+async def test_batch_is_cancelled_by_its_tenant_once(
+    stand: ConsoleStand, owner: Browser, places: Places
+) -> None:
+    path = f"/batches/{places['batch_id']}"
+    theirs = await stand.signed_in("tenant_admin", "acme")
+    review = await theirs.post(f"{path}/cancel")
+    assert "Its 10 finished lines stay" in review.text
+    assert "Resume" not in (await theirs.get(path)).text  # that is the staff's
+    assert "Resume…" in (await owner.get(path)).text  # nothing is done yet
+    await theirs.done(f"{path}/cancel")
+    page = (await owner.get(path)).text
+    assert ">cancelling<" in page
+    assert "Cancel…" not in page
+    await owner.done(f"{path}/cancel")  # changes nothing
+    assert "tenant_admin@acme" in await change_of(owner, "batch cancelled")
+    assert (await owner.get("/audit?object_type=batch")).text.count("batch cancelled") == 1
 
 
 async def test_budget_and_credit_are_set_after_a_look(stand: ConsoleStand, owner: Browser) -> None:

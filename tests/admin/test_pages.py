@@ -13,6 +13,8 @@ from loraplex_platform.auth.authenticator import Authenticator
 from loraplex_platform.config import Settings
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.secrets import Secrets
+from loraplex_platform.usage.money import PICO
+from loraplex_platform.usage.reconciliation import Drift, Reconciliation
 from loraplex_platform.usage.repository import UsageRepository
 from loraplex_platform.usage.rollups import sums_of
 
@@ -190,6 +192,16 @@ async def test_person_is_invited_sets_a_password_and_is_disabled(
     [person] = re.findall(r"/people/(per_\w+)/reset", page.partition("new@example.com")[2])
     await owner.done(f"/people/{person}", action="disable")
     assert (await theirs.get("/")).headers["location"] == "/admin/sign-in"
+
+
+async def test_overview_says_which_books_disagree(stand: ConsoleStand, owner: Browser) -> None:
+    books: Reconciliation = stand.app.state.overview._books
+    books.alarms = [Drift("engine", stand.acme, -3_000), Drift("money", stand.globex, 5 * PICO)]
+    page = re.sub(r"<[^>]+>", "", (await owner.get("/live")).text)
+    assert "acme disagree: events have 3\u202f000 completion tokens more than engines" in page
+    assert "globex disagree: roll-ups at their prices have $5.00 more than the ledger" in page
+    theirs = await stand.signed_in("tenant_admin", "acme")
+    assert "disagree" not in (await theirs.get("/live")).text
 
 
 async def test_overview_says_when_the_engine_is_silent(stand: ConsoleStand, owner: Browser) -> None:

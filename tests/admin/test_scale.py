@@ -1,16 +1,15 @@
 """Every page asks the database little, and no more of it when there is a hundred times as much."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import process_time
-from typing import Any, NamedTuple
 
 import pytest
-from sqlalchemy import Engine, event
+from tests.asked import Asked, asking
 from tests.console_places import LOOKED_AT, Places, furnish, path_of
 from tests.console_scale import fill
 from tests.console_stand import PASSWORD, Browser, ConsoleStand, console_stand, sign_in
@@ -23,7 +22,6 @@ from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.openai.served_model import ServedModel
 
 MOST_QUERIES = 10
-EXCEPT = {"/tenants/{tenant_id}/bills/drafts/{month}": 13}  # it rates every open month anew
 MOST_STEPS = (
     3_000_000  # of SQLite's machine for a page; reading all events once takes ten times that
 )
@@ -43,33 +41,13 @@ WIDE = (  # filters and sorts that lead across all tenants
 )
 
 
-class Asked(NamedTuple):
-    """A statement and what it was asked with."""
-
-    statement: str
-    values: Any
-
-
-@contextmanager
-def asking() -> Iterator[list[Asked]]:
-    asked: list[Asked] = []
-
-    def note(_: object, __: object, statement: str, values: Any, *rest: object) -> None:
-        if statement.startswith("SELECT"):  # once a minute, it is noted that somebody is at work
-            asked.append(Asked(statement, values))
-
-    event.listen(Engine, "before_cursor_execute", note)
-    yield asked
-    event.remove(Engine, "before_cursor_execute", note)
-
-
 async def test_every_page_asks_at_most_ten_times(stand: ConsoleStand, keys: Seeded) -> None:
     places = await furnish(stand, keys.acme.split("_")[1])
     owner = await stand.signed_in()
     for page in LOOKED_AT:
         with asking() as asked:
             assert (await owner.get(path_of(page, places))).status_code == 200, page.path
-        assert len(asked) <= EXCEPT.get(page.path, MOST_QUERIES), page.path
+        assert len(asked) <= MOST_QUERIES, page.path
 
 
 @pytest.fixture
@@ -179,7 +157,7 @@ async def test_hundred_times_the_data_takes_at_most_three_times_as_long(
             times, queries, steps = await compare(page, small, full)
             name = page if isinstance(page, str) else page.path
             print(f"{name:64} {times:4.1f}x {queries:3} queries {steps:8} steps")  # noqa: T201
-            is_dear = queries > EXCEPT.get(name, MOST_QUERIES) or steps > MOST_STEPS
+            is_dear = queries > MOST_QUERIES or steps > MOST_STEPS
             if is_dear or times > MOST_TIMES:
                 offenders.append((name, times, queries, steps))
         assert offenders == []

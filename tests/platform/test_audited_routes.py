@@ -44,7 +44,6 @@ TENANTS_OWN: set[Route] = {("PATCH", "/tenants/{tenant_id}/prompt_storage")}
 CHANGES_NOTHING: set[Route] = {
     ("POST", "/v1/chat/completions"),  # a usage event tells of it
     ("POST", "/v1/completions"),
-    ("POST", "/v1/adapters/{name:path}/preload"),  # the engine's memory
 }
 
 
@@ -164,6 +163,10 @@ CALLS: dict[Route, tuple[Call, list[str]]] = {  # with the actions that the log 
     ("POST", "/v1/adapters/{name:path}/rollback"): (
         lambda of: of.on_poet("POST", POET + "/rollback"),
         ["adapter_name.updated"],
+    ),
+    ("POST", "/v1/adapters/{name:path}/preload"): (
+        lambda of: of.on_poet("POST", POET + "@2/preload"),
+        ["adapter.preloaded"],
     ),
     ("DELETE", "/v1/adapters/{name:path}"): (
         lambda of: of.on_poet("DELETE", POET + "@1"),

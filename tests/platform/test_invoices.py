@@ -13,6 +13,7 @@ import pytest
 from hypothesis import Phase, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tests.asked import asking
 from tests.platform_stand import home_like
 from tests.usage_stand import (
     NOON,
@@ -158,6 +159,30 @@ async def test_hosting_is_on_the_invoice(database: Database) -> None:
     draft = await invoices_of(database, NOON + timedelta(days=1)).draft(acme, JUNE)
     [line] = draft["lines"]
     assert (line["quantity"], line["unit"], line["amount"]) == ("24.000000", "GiB-hours", "0.05")
+
+
+async def test_a_draft_asks_as_little_after_many_months_and_prices(database: Database) -> None:
+    acme = await acme_of(database)
+    service = invoices_of(database)
+    await post(database, [facts(acme.id, **BIG)])
+    with asking() as at_first:
+        await service.draft(acme, JUNE)
+    for month in (1, 2, 4, 5, 6):  # March stays open
+        await service.finalize(acme, Month(2026, month))
+    dear = {"prices": [{"kind": "completion", "usd_per_million": "0.8"}]}
+    change = NOON + timedelta(days=30)
+    await add_book(database, book(dear, id="own", at=change, tenant_id=acme.id))
+    days = (-90, 0, 29, 31)  # in March, late in June, in July at both prices
+    started = [NOON + timedelta(days=day) for day in days]
+    await post(database, [facts(acme.id, started_at=at, **BIG) for at in started])
+    with asking() as later:
+        draft = await service.draft(acme, JULY)
+    lines = [(line["month"][:7], line["quantity"], line["amount"]) for line in draft["lines"]]
+    million = "1000000"
+    june = [("2026-06", million, "0.40"), ("2026-06", million, "0.10")]
+    july = [("2026-07", million, "0.40"), ("2026-07", million, "0.80")]
+    assert sorted(lines) == sorted([*june, *july, ("2026-07", "2000000", "0.20")])
+    assert len(later) == len(at_first) <= 10
 
 
 async def finalize_at_once(database: Database) -> None:

@@ -1,6 +1,7 @@
 """The overview: what the day cost, what runs together in a step, and what needs somebody."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,6 @@ from tests.usage_stand import add_book, book, facts, post, two_tenants
 
 from loraplex_engine.fake import FakeEngine
 from loraplex_engine.messages import EngineStats, SequenceStats, TokenCounters
-from loraplex_platform.admission.refusals import RefusalService
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import ManualClock
@@ -22,6 +22,7 @@ from loraplex_platform.usage.budget_service import BudgetService
 from loraplex_platform.usage.ledger_repository import LedgerRepository
 from loraplex_platform.usage.periods import Period
 from loraplex_platform.usage.price_service import PriceService
+from loraplex_platform.usage.reconciliation import Drift
 from loraplex_platform.usage.spending import Spending
 
 DAY = datetime(2026, 6, 15, tzinfo=UTC)
@@ -55,11 +56,19 @@ def tenants_admin(tenant_id: str) -> Administrator:
     return Administrator(Actor("person", "per_1"), "tenant_admin", tenant_id)
 
 
+@dataclass
+class Checked:
+    """Books of which the test says what disagrees."""
+
+    alarms: list[Drift] = field(default_factory=list)
+
+
 @pytest.fixture
 def overview_of(database: Database) -> Callable[..., OverviewService]:
-    def make(engine: FakeEngine, limiter: Limiter, clock: ManualClock) -> OverviewService:
-        refusals = RefusalService(database, clock)
-        return OverviewService(engine, database, refusals, limiter, clock)
+    def make(
+        engine: FakeEngine, limiter: Limiter, books: Checked, clock: ManualClock
+    ) -> OverviewService:
+        return OverviewService(engine, database, limiter, books, clock)
 
     return make
 
@@ -149,8 +158,8 @@ async def test_alerts_say_what_needs_somebody(
 ) -> None:
     acme, globex = await two_tenants(database)
     clock, limiter = ManualClock(DAY + timedelta(hours=12, seconds=30)), Limiter()
-    engine = FakeEngine()
-    overview = overview_of(engine, limiter, clock)
+    engine, books = FakeEngine(), Checked()
+    overview = overview_of(engine, limiter, books, clock)
 
     async def kinds(by: Administrator = COMMAND_LINE) -> list[str]:
         clock.advance(3)
@@ -161,6 +170,11 @@ async def test_alerts_say_what_needs_somebody(
     assert await kinds() == ["engine_silent"]
     limiter.is_degraded = True
     assert await kinds() == ["engine_silent", "limiter_degraded"]
+    assert await kinds(tenants_admin(acme)) == ["engine_silent"]
+    books.alarms = [Drift("tokens", acme, 1), Drift("money", globex, -5)]
+    assert await kinds() == ["engine_silent", "limiter_degraded", "drift", "drift"]
+    [*_, first, second] = (await overview.of(COMMAND_LINE)).alerts
+    assert (first.drift, second.drift, first.is_bad) == (*books.alarms, True)
     assert await kinds(tenants_admin(acme)) == ["engine_silent"]
     async with changing(database, COMMAND_LINE.actor, clock) as session:
         session.add(

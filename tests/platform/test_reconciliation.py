@@ -180,7 +180,7 @@ async def test_books_agree_on_postgres(migrated_postgres_url: str) -> None:
 async def test_readyz_tells_of_drift_and_stays_green(
     app: FastAPI, engine: FakeEngine, make_app: Callable[..., FastAPI]
 ) -> None:
-    app.state.health._books.is_drifting = True
+    app.state.health._books.alarms = [Drift("tokens", "ten_1", 5)]
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.get("/readyz")

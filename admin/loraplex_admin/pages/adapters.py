@@ -55,7 +55,8 @@ async def change(visit: Visit) -> Response:
     back = f"/tenants/{tenant.id}/adapters/{entry.name.name}"
     action = visit.text("action")
     if action == "preload":
-        await visit.services.adapters.preload(Principal(tenant.id, "", ""), entry.name.name)
+        principal = Principal(tenant.id, "", "")
+        await visit.services.adapters.preload(principal, entry.name.name, by=visit.by.actor)
         return visit.goto(back, done="sent")
     if action not in ACTIONS:
         raise InvalidRequest("There is no such action.", param="action")

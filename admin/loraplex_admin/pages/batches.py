@@ -1,10 +1,11 @@
-"""Batch jobs: how far each is; held back and let go."""
+"""Batch jobs: how far each is; held back, let go, cancelled."""
 
 from starlette.responses import Response
 
 from loraplex_admin.visit import Change, Columns, Page, Visit
-from loraplex_platform.batches.service import Progress
+from loraplex_platform.batches.service import PAUSABLE, Progress
 from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.principal import Principal
 
 SHOWN = 100
 ONE = "/batches/{batch_id}"
@@ -34,7 +35,11 @@ async def show(visit: Visit) -> Response:
     batch, progress = await services.batches.find(by, visit.place("batch_id"))
     names = await services.tenants.names(by, {progress.tenant_id})
     return visit.render(
-        "batch.html", batch=batch, progress=progress, tenant_name=names[progress.tenant_id]
+        "batch.html",
+        batch=batch,
+        progress=progress,
+        tenant_name=names[progress.tenant_id],
+        pausable=PAUSABLE,
     )
 
 
@@ -55,8 +60,24 @@ async def change(visit: Visit) -> Response:
     return visit.goto(back, done="changed")
 
 
+async def cancel(visit: Visit) -> Response:
+    batches, by = visit.services.batches, visit.by
+    batch, progress = await batches.find(by, visit.place("batch_id"))
+    back = f"/batches/{batch.id}"
+    if not visit.is_confirmed:
+        done = progress.completed + progress.failed
+        note = (
+            f"Its {done} finished lines stay in its files and on the bill; it cannot go on again."
+        )
+        changes = [Change("Batch", batch.status.replace("_", " "), "cancelled")]
+        return visit.confirm("Cancel this batch?", changes, "Cancel it", note=note, back=back)
+    await batches.cancel(Principal(progress.tenant_id, "", ""), batch.id, by=by.actor)
+    return visit.goto(back, done="changed")
+
+
 PAGES = (
     Page("GET", "/batches", show_all),
     Page("GET", ONE, show),
     Page("POST", ONE, change, "tenants", is_staff=True),
+    Page("POST", ONE + "/cancel", cancel, "projects"),
 )

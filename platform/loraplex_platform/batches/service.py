@@ -235,6 +235,7 @@ ORDER = (
     "request_metadata",
     "priority",
 )
+PAUSABLE = ("validating", "in_progress")
 COUNTERS = (
     "total",
     "completed",
@@ -266,7 +267,7 @@ def _progress(batch: Batch, now: datetime) -> Progress:
         batch_id=batch.id,
         tenant_id=batch.tenant_id,
         status=batch.status,
-        is_paused=batch.paused_at is not None,
+        is_paused=batch.paused_at is not None and batch.status in PAUSABLE,
         total=batch.total,
         completed=batch.completed,
         failed=batch.failed,

@@ -71,12 +71,13 @@ class AdapterDesk:
             principal, name, values, by=by, revision=revision, max_pins=self._max_pins
         )
 
-    async def preload(self, principal: Principal, address: str) -> Entry:
+    async def preload(self, principal: Principal, address: str, *, by: Actor) -> Entry:
         """The version that is addressed, or the name's current one; raises EngineUnavailable."""
         entry = await self.catalogue.get(principal, address)
         number = Address.parse(address).number or entry.name.current
         version = next(each for each in entry.versions if each.number == number)
         await self._residency.preload(version.version, principal.tenant_id)
+        await self.catalogue.note_preload(version, by)
         return entry
 
     async def delete(

@@ -73,9 +73,9 @@ async def roll_back(
 
 
 @router.post("/{name:path}/preload", status_code=202)
-async def preload(name: str, principal: Writer, desk: Desk) -> AdapterDetail:
+async def preload(name: str, principal: Writer, request: Request, desk: Desk) -> AdapterDetail:
     """Have the engine load the version before the first request asks for it."""
-    entry = await desk.preload(principal, name)
+    entry = await desk.preload(principal, name, by=actor_of(request, principal))
     return AdapterDetail.with_versions(*entry)
 
 

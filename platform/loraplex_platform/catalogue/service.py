@@ -206,14 +206,7 @@ class CatalogueService:
                 row.updated_at = now
             for version in gone:
                 version.removed_at = now
-                note(
-                    session,
-                    version,
-                    "removed",
-                    by,
-                    self._clock,
-                    {"name": version.name, "number": version.number},
-                )
+                self._note(session, version, "removed", by)
             await session.flush()
             contents = sorted({version.version for version in gone})
             return [v for v in contents if not await adapters.is_version_used(v)]
@@ -244,6 +237,14 @@ class CatalogueService:
         async with self._database.unit_of_work(principal) as session:
             now = self._clock.now()
             await emit(session, principal.tenant_id, "adapter.refused", payload, now)
+
+    async def note_preload(self, version: Adapter, by: Actor) -> None:
+        async with self._database.unit_of_work() as session:
+            self._note(session, version, "preloaded", by)
+
+    def _note(self, session: AsyncSession, version: Adapter, verb: str, by: Actor) -> None:
+        which = {"name": version.name, "number": version.number}
+        note(session, version, verb, by, self._clock, which)
 
     async def _tell_active(
         self, session: AsyncSession, row: AdapterName, versions: Sequence[Adapter]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -10,8 +10,11 @@ from loraplex_platform.db.scope import visible_to
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.overview.live import Live
 from loraplex_platform.usage.billing_models import BudgetAlert
+from loraplex_platform.usage.reconciliation import Drift
 
-Kind = Literal["engine_silent", "engine_draining", "limiter_degraded", "many_refused", "budget"]
+Kind = Literal[
+    "engine_silent", "engine_draining", "limiter_degraded", "many_refused", "drift", "budget"
+]
 MANY_SHARE, MANY = 0.1, 10  # of the last minutes' requests, and at least so many
 FRESH = timedelta(days=1)  # of a budget's threshold
 SHOWN = 10
@@ -22,11 +25,19 @@ class Alert(NamedTuple):
     percent: int = 0  # refused, or of the budget
     tenant_id: str | None = None
     at: datetime | None = None
+    drift: Drift | None = None
 
     @property
     def is_bad(self) -> bool:
         """Rather than something to keep an eye on."""
-        return self.kind in ("engine_silent", "many_refused") or self.percent >= 100
+        return self.kind in ("engine_silent", "many_refused", "drift") or self.percent >= 100
+
+
+class Checked(Protocol):
+    """The books, held against each other."""
+
+    @property
+    def alarms(self) -> Sequence[Drift]: ...
 
 
 def of_parts(live: Live | None, by: Administrator, *, is_degraded: bool) -> list[Alert]:
@@ -46,6 +57,12 @@ def of_refusals(refused: int, served: int) -> list[Alert]:
     if refused < MANY or refused < MANY_SHARE * (refused + served):
         return []
     return [Alert("many_refused", percent=round(100 * refused / (refused + served)))]
+
+
+def of_books(books: Checked, by: Administrator) -> list[Alert]:
+    """The first of those that disagree, for the staff alone."""
+    shown = books.alarms[:SHOWN] if by.tenant_id is None else ()
+    return [Alert("drift", tenant_id=drift.tenant_id, drift=drift) for drift in shown]
 
 
 async def of_budgets(session: AsyncSession, by: Administrator, now: datetime) -> Sequence[Alert]:

@@ -12,7 +12,14 @@ from loraplex_platform.db.remembered import Remembered
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.observability.health import Degradable
-from loraplex_platform.overview.alerts import Alert, of_budgets, of_parts, of_refusals
+from loraplex_platform.overview.alerts import (
+    Alert,
+    Checked,
+    of_books,
+    of_budgets,
+    of_parts,
+    of_refusals,
+)
 from loraplex_platform.overview.live import Live, live_of
 from loraplex_platform.overview.names import names_of
 from loraplex_platform.overview.spent import SpentToday
@@ -81,14 +88,15 @@ class OverviewService:
         self,
         engine: EngineClient,
         database: Database,
-        refusals: RefusalService,
         limiter: Degradable,
+        books: Checked,
         clock: Clock,
     ) -> None:
         self._engine = engine
         self._database = database
-        self._refusals = refusals
+        self._refusals = RefusalService(database, clock)
         self._limiter = limiter
+        self._books = books
         self._clock = clock
         self._spent = SpentToday(clock)
         self._hours: Remembered[str, Hour] = Remembered(clock, FRESH_S)
@@ -102,6 +110,7 @@ class OverviewService:
             sum(minute.refused for minute in hour.rated),
             sum(sum(minute.requests.values()) for minute in hour.rated),
         )
+        alerts += of_books(self._books, by)
         alerts += hour.alerts
         running = () if live is None else live.adapters[:TOP]
         ids = {row.tenant_id for rows in (hour.top, hour.refusals, running) for row in rows}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import func
+from sqlalchemy import Select, func
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants
@@ -51,26 +51,25 @@ class BillingRepository:
         used = across_tenants(CreditUse).where(
             CreditUse.tenant_id == tenant_id, CreditUse.is_void.is_(False)
         )
-        taken: dict[str, int] = {}
-        for use in await self._session.scalars(used):
-            taken[use.grant_id] = taken.get(use.grant_id, 0) + use.pico
+        sums = used.with_only_columns(CreditUse.grant_id, func.sum(CreditUse.pico).label("pico"))
+        taken = sums.group_by(CreditUse.grant_id).subquery()
+        given = _granted(tenant_id).outerjoin(taken, taken.c.grant_id == CreditGrant.id)
+        rows = await self._session.execute(given.add_columns(taken.c.pico))
         return [
             Grant(
                 row.id,
-                row.pico - taken.get(row.id, 0),
+                row.pico - int(pico or 0),
                 row.priority,
                 row.effective_at,
                 row.expires_at,
                 row.created_at,
             )
-            for row in await self.grant_rows(tenant_id)
+            for row, pico in rows
         ]
 
     async def grant_rows(self, tenant_id: str) -> Sequence[CreditGrant]:
         """As they were given, oldest first."""
-        rows = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
-        ordered = rows.order_by(CreditGrant.created_at, CreditGrant.id)
-        return (await self._session.scalars(ordered)).all()
+        return (await self._session.scalars(_granted(tenant_id))).all()
 
     async def invoice(self, invoice_id: str, tenant_id: str | None = None) -> InvoiceRow | None:
         statement = across_tenants(InvoiceRow).where(InvoiceRow.id == invoice_id)
@@ -161,3 +160,8 @@ class BillingRepository:
         for part in parts:
             part.is_void = True
         await self._session.flush()
+
+
+def _granted(tenant_id: str) -> Select[CreditGrant]:
+    rows = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
+    return rows.order_by(CreditGrant.created_at, CreditGrant.id)

@@ -13,9 +13,9 @@ from loraplex_platform.usage.credits import Spent
 from loraplex_platform.usage.hosting import HostingLine, hosting_lines
 from loraplex_platform.usage.periods import BUCKET, Period, ceil_to
 from loraplex_platform.usage.price_repository import PriceRepository
-from loraplex_platform.usage.prices import Tariffs
+from loraplex_platform.usage.prices import Tariff, Tariffs
 from loraplex_platform.usage.rating import cost_pico, rate
-from loraplex_platform.usage.repository import UsageRepository
+from loraplex_platform.usage.repository import Total, UsageRepository
 
 UNITS = {"hosting": "GiB-hours"}  # of everything else: tokens
 BYTE_SECONDS = 10**6  # byte-microseconds
@@ -66,19 +66,21 @@ class Charges:
             self._tariffs = await PriceRepository(self._session).tariffs(self._tenant_id)
         return self._tariffs
 
-    async def of(self, period: Period) -> dict[Item, Amount]:
-        """Everything of a period that starts and ends with quarter hours."""
-        found: dict[Item, Amount] = {}
-        usage = UsageRepository(self._session)
-        for part, tariff in (await self.tariffs()).segments(period):
-            for model, sku, tokens in await usage.totals(self._tenant_id, part):
+    async def of_each(self, periods: Sequence[Period]) -> list[dict[Item, Amount]]:
+        """Everything of periods that start and end with quarter hours and do not overlap."""
+        found: list[dict[Item, Amount]] = []
+        for used in await self._used(periods):
+            items: dict[Item, Amount] = {}
+            for (model, sku, tokens), tariff in used:
                 for line in rate(sku, tokens, tariff):
                     item = Item(
                         line.kind, model, sku.adapter, sku.tier, line.unit_pico, line.list_unit_pico
                     )
-                    _add(found, item, Amount(line.quantity, line.pico, line.list_pico))
-        for stored in await self.hosting(period):
-            _add(found, *hosted(stored))
+                    _add(items, item, Amount(line.quantity, line.pico, line.list_pico))
+            found.append(items)
+        for items, period in zip(found, periods, strict=True):
+            for stored in await self.hosting(period):
+                _add(items, *hosted(stored))
         return found
 
     async def hosting(self, period: Period) -> list[HostingLine]:
@@ -104,20 +106,36 @@ class Charges:
 
     async def usage_pico(self, period: Period) -> int:
         """Tokens at their prices, without hosting."""
-        usage, pico = UsageRepository(self._session), 0
-        for part, tariff in (await self.tariffs()).segments(period):
-            totals = await usage.totals(self._tenant_id, part)
-            pico += sum(cost_pico(sku, tokens, tariff) for _, sku, tokens in totals)
-        return pico
+        return (await self.usage_pico_each([period]))[0]
+
+    async def usage_pico_each(self, periods: Sequence[Period]) -> list[int]:
+        """The same for several periods, none of which overlaps another."""
+        return [
+            sum(cost_pico(total.sku, total.tokens, tariff) for total, tariff in used)
+            for used in await self._used(periods)
+        ]
 
     async def over_time(self, period: Period, moments: Iterable[datetime] = ()) -> list[Spent]:
         """Usage between these moments; hosting is owed at the end of its time.
 
         A quarter hour belongs to where it starts.
         """
-        cuts = period.cut(ceil_to(moment, BUCKET) for moment in moments)
-        spent = [Spent(part.start, await self.usage_pico(part)) for part in cuts]
+        cuts = list(period.cut(ceil_to(moment, BUCKET) for moment in moments))
+        owed = await self.usage_pico_each(cuts)
+        spent = [Spent(part.start, pico) for part, pico in zip(cuts, owed, strict=True)]
         return spent + [Spent(line.period.end, line.pico) for line in await self.hosting(period)]
+
+    async def _used(self, periods: Sequence[Period]) -> list[list[tuple[Total, Tariff]]]:
+        """What was used in each period, with the prices of its time; one statement for all."""
+        tariffs = await self.tariffs()
+        parts = [(i, *part) for i, each in enumerate(periods) for part in tariffs.segments(each)]
+        totals = await UsageRepository(self._session).totals(
+            self._tenant_id, [part for _, part, _ in parts]
+        )
+        used: list[list[tuple[Total, Tariff]]] = [[] for _ in periods]
+        for (i, _, tariff), of_part in zip(parts, totals, strict=True):
+            used[i] += [(total, tariff) for total in of_part]
+        return used
 
 
 def hosted(line: HostingLine) -> tuple[Item, Amount]:

@@ -126,16 +126,14 @@ class InvoiceService:
         billing = BillingRepository(session)
         profile = await billing.profile(tenant_id)
         period = month.period(ZoneInfo(profile.zone))
-        charges, invoiced = (
-            Charges(session, tenant_id, self._clock.now()),
-            await billing.invoiced(tenant_id),
-        )
-        standing = await billing.standing(tenant_id)
-        periods = [Period(row.period_start, row.period_end) for row in standing]
+        charges = Charges(session, tenant_id, self._clock.now())
+        invoiced = await billing.invoiced(tenant_id)
+        final = [Period(r.period_start, r.period_end) for r in await billing.standing(tenant_id)]
+        periods = [*(each for each in final if each.start < period.start), period]
         lines = [
             DraftLine(part.start, item, amount)
-            for part in (*(p for p in periods if p.start < period.start), period)
-            for item, amount in difference(await charges.of(part), invoiced.get(part.start, {}))
+            for part, charged in zip(periods, await charges.of_each(periods), strict=True)
+            for item, amount in difference(charged, invoiced.get(part.start, {}))
         ]
         draft = Draft(period, tuple(lines), 0, {}, profile.tax_basis_points)
         fee = max(0, profile.minimum_fee_cents - draft.subtotal_cents)

@@ -6,7 +6,7 @@ delivered after them makes the drift negative for as long as the count runs (COU
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Literal, NamedTuple
 
@@ -78,7 +78,11 @@ class Reconciliation:
         self._metrics = metrics
         self._last: EngineStats | None = None
         self._suspects: set[tuple[Between, str]] = set()
-        self.is_drifting = False
+        self.alarms: Sequence[Drift] = ()  # what disagreed twice in a row
+
+    @property
+    def is_drifting(self) -> bool:
+        return bool(self.alarms)
 
     async def run(self) -> None:
         """Until it is cancelled; what a failing database misses is caught up with."""
@@ -122,13 +126,11 @@ class Reconciliation:
             drifts = [drift async for drift in _of_books(session, Period(start, now + BUCKET))]
             drifts += await self._of_engine(session)
         self._metrics.set(drifts)
-        suspects = {(drift.between, drift.tenant_id) for drift in drifts}
-        self.is_drifting = bool(suspects & self._suspects)
-        for drift in drifts:
-            if (drift.between, drift.tenant_id) in self._suspects:
-                amount = text_of(drift.amount) if drift.between == "money" else drift.amount
-                log.error("drift", between=drift.between, tenant=drift.tenant_id, amount=amount)
-        self._suspects = suspects
+        self.alarms = [d for d in drifts if (d.between, d.tenant_id) in self._suspects]
+        for drift in self.alarms:
+            amount = text_of(drift.amount) if drift.between == "money" else drift.amount
+            log.error("drift", between=drift.between, tenant=drift.tenant_id, amount=amount)
+        self._suspects = {(drift.between, drift.tenant_id) for drift in drifts}
         return drifts
 
     async def _of_engine(self, session: AsyncSession) -> list[Drift]:

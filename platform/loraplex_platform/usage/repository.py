@@ -3,9 +3,10 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
 from datetime import datetime
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from sqlalchemy import func, tuple_
+from sqlalchemy import and_, case, func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants, remove_across_tenants
@@ -127,17 +128,28 @@ class UsageRepository:
         return (await self._session.scalars(statement.order_by(UsageQuarter.bucket))).all()
 
     async def totals(
-        self, tenant_id: str, period: Period, level: Level = "tenant", subject: str | None = None
-    ) -> list[Total]:
-        """Of one tenant, or one of its projects or keys, by model and SKU.
+        self,
+        tenant_id: str,
+        periods: Sequence[Period],
+        level: Level = "tenant",
+        subject: str | None = None,
+    ) -> list[list[Total]]:
+        """Of one tenant, or one of its projects or keys, by model and SKU; for each period.
 
-        The period starts and ends with quarter hours.
+        Periods start and end with quarter hours, and none overlaps another.
         """
-        start, end = period
+        assert all(a.end <= b.start for a, b in pairwise(sorted(periods))), "a row counts once"
+        found: list[list[Total]] = [[] for _ in periods]
+        if not periods:
+            return found
+        bucket = UsageQuarter.bucket
         statement = across_tenants(UsageQuarter).where(
             UsageQuarter.tenant_id == tenant_id,
-            UsageQuarter.bucket >= start,
-            UsageQuarter.bucket < end,
+            bucket >= min(period.start for period in periods),
+            bucket < max(period.end for period in periods),
+        )
+        place = case(
+            *((and_(bucket >= start, bucket < end), i) for i, (start, end) in enumerate(periods))
         )
         if level != "tenant":
             column = UsageQuarter.project_id if level == "project" else UsageQuarter.key_id
@@ -153,11 +165,13 @@ class UsageRepository:
             func.sum(UsageQuarter.cached_prompt_tokens),
             func.sum(UsageQuarter.completion_tokens),
         )
-        grouped = statement.with_only_columns(*sold_as, *sums).group_by(*sold_as).order_by(*sold_as)
-        return [
-            Total(model, Sku(base, adapter, tier), Tokens(*map(int, sums)))  # type: ignore[arg-type]
-            for model, base, adapter, tier, *sums in await self._session.execute(grouped)
-        ]
+        grouped = statement.with_only_columns(place, *sold_as, *sums).group_by(place, *sold_as)
+        rows = await self._session.execute(grouped.order_by(*sold_as))
+        for i, model, base, adapter, tier, *counts in rows:
+            if i is not None:  # between two of the periods
+                total = Total(model, Sku(base, adapter, tier), Tokens(*map(int, counts)))
+                found[i].append(total)
+        return found
 
     async def sums(
         self,

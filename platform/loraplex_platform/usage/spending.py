@@ -17,9 +17,12 @@ class Spending:
     async def pico(
         self, session: AsyncSession, tenant_id: str, period: Period, level: Level, subject: str
     ) -> int:
-        usage, total = UsageRepository(session), 0
-        tariffs = await self._prices.tariffs(session, tenant_id)
-        for part, tariff in tariffs.segments(period):
-            totals = await usage.totals(tenant_id, part, level, subject)
-            total += sum(cost_pico(sku, tokens, tariff) for _, sku, tokens in totals)
-        return total
+        segments = list((await self._prices.tariffs(session, tenant_id)).segments(period))
+        totals = await UsageRepository(session).totals(
+            tenant_id, [part for part, _ in segments], level, subject
+        )
+        return sum(
+            cost_pico(sku, tokens, tariff)
+            for (_, tariff), used in zip(segments, totals, strict=True)
+            for _, sku, tokens in used
+        )

@@ -86,7 +86,7 @@ class Engine:
         self._fairness = Fairness(self._meter.service_of)
         self._stats_number = 0
         self._drain_until_s: float | None = None
-        self._leaving: dict[str, float] = {}  # dropped versions, and until when they may be used
+        self._leaving = Deadlines()  # of what ran on versions that were dropped
         self._is_stalled = False
 
     @property
@@ -129,7 +129,9 @@ class Engine:
             case DropAdapter(adapter, remaining_s):
                 self.adapters.drop(adapter)
                 if remaining_s is not None:
-                    self._leaving[adapter] = self.clock() + remaining_s
+                    due_s = self.clock() + remaining_s
+                    for request_id in self._users(adapter):
+                        self._leaving.add(request_id, due_s)
             case CheckAdapter(adapter):
                 self.adapters.check(adapter)
             case Explain(request_id):
@@ -142,9 +144,9 @@ class Engine:
         self._poll_adapters()
         for request_id in self._deadlines.take_due(self.clock()):
             self._end(request_id, EXPIRED)
+        for request_id in self._leaving.take_due(self.clock()):
+            self._leave(request_id)
         self._drain()
-        if self._leaving:
-            self._end_leavers()
         plan = self._schedule()
         for adapter in plan.loads:
             self.adapters.start_load(adapter)
@@ -202,7 +204,8 @@ class Engine:
         self.policy.add(live.seq, now)
         if request.adapter is not None:
             self.adapters.prefetch(request.adapter, request.tenant)
-        self._deadlines.add(request, now)
+        if request.remaining_s is not None:
+            self._deadlines.add(request.request_id, now + request.remaining_s)
         if request.tier != "batch":
             expected_s = self.policy.explain(live.seq, now).expected_s
             ending = too_late(request, expected_s, self.served.max_queue_s)
@@ -306,14 +309,17 @@ class Engine:
             for request_id in list(self._live):
                 self._end(request_id, DRAINING)
 
-    def _end_leavers(self) -> None:
-        """The time is over of those that still use a version which was dropped."""
-        now = self.clock()
-        for adapter in [adapter for adapter, due_s in self._leaving.items() if due_s <= now]:
-            del self._leaving[adapter]
-            for request_id in [r for r, each in self._live.items() if each.seq.adapter == adapter]:
-                self._end(request_id, DELETED)
-            self.adapters.drop(adapter)  # somebody who waited may have brought it back
+    def _leave(self, request_id: str) -> None:
+        """The time is over of a request that ran on its version when that was dropped."""
+        live = self._live.get(request_id)
+        if live is None or live.seq.adapter is None:
+            return
+        self._end(request_id, DELETED)
+        if not self._users(live.seq.adapter):  # else it has been added again
+            self.adapters.drop(live.seq.adapter)  # it waited, and may have brought it back
+
+    def _users(self, adapter: str) -> list[str]:
+        return [r for r, each in self._live.items() if each.seq.adapter == adapter]
 
     def _poll_adapters(self) -> None:
         for outcome in self.adapters.poll():

@@ -15,9 +15,8 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
 
-    def add(self, request: Generate, now: float) -> None:
-        if request.remaining_s is not None:
-            heappush(self._heap, (now + request.remaining_s, request.request_id))
+    def add(self, request_id: str, due_s: float) -> None:
+        heappush(self._heap, (due_s, request_id))
 
     def take_due(self, now: float) -> Iterator[str]:
         while self._heap and self._heap[0][0] <= now:

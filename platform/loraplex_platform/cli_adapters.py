@@ -2,21 +2,22 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from loraplex_adapters.errors import MissingFile
-from loraplex_adapters.store import AdapterStore
+from loraplex_adapters.store import AdapterStore, StoredAdapter
 from loraplex_platform.admission.stock import check_adapter_bytes
+from loraplex_platform.catalogue.models import Adapter
+from loraplex_platform.catalogue.publishing import Published
 from loraplex_platform.catalogue.routes import Address
 from loraplex_platform.catalogue.service import CatalogueService, Entry
 from loraplex_platform.command import TenantOption, open_database, run
-from loraplex_platform.config import Settings, load_settings
-from loraplex_platform.db.database import Database
+from loraplex_platform.config import load_settings
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import COMMAND_LINE, Principal
@@ -25,6 +26,9 @@ from loraplex_platform.tenants.service import TenantService
 
 adapters = typer.Typer(no_args_is_help=True, help="Tenants' LoRA adapters.")
 BY = COMMAND_LINE.actor
+Result = TypeVar("Result")
+Work = Callable[[CatalogueService, Principal], Awaitable[Result]]
+NameArgument = Annotated[str, typer.Argument(help="A name, or a version of it: support@2.")]
 
 
 @adapters.command("add")
@@ -43,69 +47,42 @@ def add_adapter(
 ) -> None:
     """Judge an adapter, store it and give it a name; running servers serve it at once."""
 
-    async def work() -> None:
-        settings = load_settings()
-        async with open_database() as database:
-            owner, service = await _owner(database, tenant), _catalogue(database, settings)
-            service.check_name(name)
-            if not update:
-                await service.check_free(owner, name)
-            with _folder_of(source, service) as folder:
-                stored = await service.judge(
-                    folder, base_folder=expected_folder(settings), max_rank=settings.max_lora_rank
-                )
-            made = await service.publish(owner, name, stored, by=BY, activate=not update)
-        for warning in stored.report.warnings:
-            typer.echo(f"warning: {warning}", err=True)
-        shown = f"{name}@{made.version.number}" if update else name
-        typer.echo(f"{shown}  {stored.version[:12]}  rank {stored.report.rank}")
+    settings = load_settings()
 
-    run(work())
+    async def work(service: CatalogueService, owner: Principal) -> tuple[Published, StoredAdapter]:
+        service.check_name(name)
+        if not update:
+            await service.check_free(owner, name)
+        with _folder_of(source, service) as folder:
+            stored = await service.judge(
+                folder, base_folder=expected_folder(settings), max_rank=settings.max_lora_rank
+            )
+        made = await service.publish(owner, name, stored, by=BY, activate=not update)
+        return made, stored
+
+    made, stored = _with_catalogue(tenant, work)
+    for warning in stored.report.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    shown = f"{name}@{made.version.number}" if update else name
+    typer.echo(f"{shown}  {stored.version[:12]}  rank {stored.report.rank}")
 
 
 @adapters.command("list")
 def list_adapters(tenant: TenantOption) -> None:
     """List a tenant's adapters with the versions they stand for."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            owner = await _owner(database, tenant)
-            service = _catalogue(database, load_settings())
-            for adapter in await service.of_tenant(owner.tenant_id):
-                size = f"{adapter.num_bytes / 2**20:.1f} MiB"
-                typer.echo(f"{adapter.name}  {adapter.version[:12]}  rank {adapter.rank}  {size}")
-
-    run(work())
+    found = _with_catalogue(tenant, lambda service, owner: service.of_tenant(owner.tenant_id))
+    for adapter in found:
+        size = f"{adapter.num_bytes / 2**20:.1f} MiB"
+        typer.echo(f"{adapter.name}  {adapter.version[:12]}  rank {adapter.rank}  {size}")
 
 
 @adapters.command("show")
-def show_adapter(
-    tenant: TenantOption,
-    name: Annotated[str, typer.Argument(help="A name, or a version of it: support@2.")],
-) -> None:
+def show_adapter(tenant: TenantOption, name: NameArgument) -> None:
     """Show what a name stands for, and the load report of each version."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            service = _catalogue(database, load_settings())
-            entry = await service.get(await _owner(database, tenant), name)
-        _show(entry)
-        for version in entry.versions:
-            report = version.manifest
-            typer.echo(
-                f"{entry.name.name}@{version.number}  {version.version[:12]}  rank {version.rank}"
-                f"  {version.num_bytes / 2**20:.1f} MiB  {len(report['modules'])} modules"
-            )
-            if Address.parse(name).number is not None:
-                for module in report["modules"]:
-                    parts = " ".join(module.get("parts", ()))
-                    figures = f"r={module['rank']}  ×{module['scale']:g}  {parts}"
-                    typer.echo(f"  {module['module']}  {figures}".rstrip())
-            typer.echo(f"  {_parity(version.parity)}")
-            for warning in report["warnings"]:
-                typer.echo(f"  warning: {warning}")
-
-    run(work())
+    entry = _with_catalogue(tenant, lambda service, owner: service.get(owner, name))
+    _show(entry)
+    for version in entry.versions:
+        _show_version(version, with_modules=Address.parse(name).number is not None)
 
 
 @adapters.command("alias")
@@ -142,28 +119,13 @@ def pin_adapter(
 @adapters.command("rollback")
 def roll_back_adapter(tenant: TenantOption, name: str) -> None:
     """End a name's canary; without one, let it stand for what it stood for before."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            service = _catalogue(database, load_settings())
-            _show(await service.roll_back(await _owner(database, tenant), name, by=BY))
-
-    run(work())
+    _show(_with_catalogue(tenant, lambda service, owner: service.roll_back(owner, name, by=BY)))
 
 
 @adapters.command("remove")
-def remove_adapter(
-    tenant: TenantOption,
-    name: Annotated[str, typer.Argument(help="A name, or a version of it: support@2.")],
-) -> None:
+def remove_adapter(tenant: TenantOption, name: NameArgument) -> None:
     """Take a name away; requests that run with it go on."""
-
-    async def work() -> None:
-        async with open_database() as database:
-            service = _catalogue(database, load_settings())
-            await service.delete(await _owner(database, tenant), name, by=BY)
-
-    run(work())
+    _with_catalogue(tenant, lambda service, owner: service.delete(owner, name, by=BY))
 
 
 @contextmanager
@@ -182,12 +144,24 @@ def _folder_of(source: str, service: CatalogueService) -> Iterator[Path]:
 
 
 def _change(tenant: str, name: str, values: dict[str, Any]) -> None:
-    async def work() -> None:
-        async with open_database() as database:
-            service = _catalogue(database, load_settings())
-            _show(await service.change(await _owner(database, tenant), name, values, by=BY))
+    _show(
+        _with_catalogue(tenant, lambda service, owner: service.change(owner, name, values, by=BY))
+    )
 
-    run(work())
+
+def _show_version(version: Adapter, *, with_modules: bool) -> None:
+    report = version.manifest
+    typer.echo(
+        f"{version.name}@{version.number}  {version.version[:12]}  rank {version.rank}"
+        f"  {version.num_bytes / 2**20:.1f} MiB  {len(report['modules'])} modules"
+    )
+    for module in report["modules"] if with_modules else ():
+        parts = " ".join(module.get("parts", ()))
+        figures = f"r={module['rank']}  ×{module['scale']:g}  {parts}"
+        typer.echo(f"  {module['module']}  {figures}".rstrip())
+    typer.echo(f"  {_parity(version.parity)}")
+    for warning in report["warnings"]:
+        typer.echo(f"  warning: {warning}")
 
 
 def _parity(parity: dict[str, Any] | None) -> str:
@@ -213,15 +187,20 @@ def _show(entry: Entry) -> None:
     typer.echo("  ".join(facts))
 
 
-async def _owner(database: Database, tenant: str) -> Principal:
-    return Principal((await TenantService(database, SystemClock()).get(tenant)).id, "", "")
+def _with_catalogue(tenant: str, work: Work[Result]) -> Result:
+    """What `work` says of the catalogue and the tenant, as a command."""
 
+    async def opened() -> Result:
+        settings = load_settings()
+        async with open_database() as database:
+            owner = Principal((await TenantService(database, SystemClock()).get(tenant)).id, "", "")
+            service = CatalogueService(
+                database,
+                AdapterStore(settings.adapter_store),
+                SystemClock(),
+                base_id=served_name(settings),
+                quota=check_adapter_bytes,
+            )
+            return await work(service, owner)
 
-def _catalogue(database: Database, settings: Settings) -> CatalogueService:
-    return CatalogueService(
-        database,
-        AdapterStore(settings.adapter_store),
-        SystemClock(),
-        base_id=served_name(settings),
-        quota=check_adapter_bytes,
-    )
+    return run(opened())

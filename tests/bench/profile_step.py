@@ -31,7 +31,7 @@ from loraplex_engine.build import build_engine, load_model
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
 from loraplex_engine.messages import Generate, SamplingParams
-from loraplex_engine.model import decoder, layers
+from loraplex_engine.model import decoder, feed_forward, layers
 from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.wire import encode
 
@@ -52,15 +52,16 @@ class Profile:
 
     def watch(self, operation: str, owner: Any, name: str) -> None:
         """Count the time inside owner.name as this operation's; watched functions do not nest."""
-        function: Callable[..., Any] = getattr(owner, name)
+        setattr(owner, name, self.timed(operation, getattr(owner, name)))
 
+    def timed(self, operation: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = self.clock()
             result = function(*args, **kwargs)
             self._step[operation] += self.clock() - started
             return result
 
-        setattr(owner, name, timed)
+        return timed
 
     def step(self, work: Callable[[], Any]) -> None:
         self._step.clear()
@@ -150,7 +151,6 @@ def watch_all(profile: Profile, engine: Engine) -> None:
     profile.watch("attention", decoder, "paged_attention")
     profile.watch("rotary and cache", decoder, "rotary_write_kv")
     profile.watch("norms", layers, "rms_norm")
-    profile.watch("activation", engine.runner.decoder, "activation")  # type: ignore[attr-defined]
     profile.watch("sampling", engine.runner.sampler, "sample")  # type: ignore[attr-defined]
     profile.watch("batch", runner, "build_batch")
     profile.watch("schedule", engine.policy, "schedule")
@@ -187,6 +187,8 @@ def main() -> None:
     args = parser.parse_args()
     make_adapters(args.model, args.adapters)
     profile, columns = Profile(), {}
+    for name, function in feed_forward.ACTIVATIONS.items():  # layers keep theirs when they are made
+        feed_forward.ACTIVATIONS[name] = profile.timed("activation", function)
     with tempfile.TemporaryDirectory() as folder:
         engine, versions = make_engine(args.model, args.adapters, Path(folder))
         watch_all(profile, engine)

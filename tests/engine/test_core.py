@@ -249,6 +249,20 @@ def test_what_still_runs_on_a_dropped_adapter_is_ended_at_its_deadline() -> None
     assert "a" not in world.engine.stats().resident_adapters
 
 
+def test_a_version_that_is_added_again_outlives_the_deadline_of_its_deletion() -> None:
+    world = with_adapters("a")
+    world.engine.submit(request("old", adapter="a", max_tokens=20))
+    for _ in range(3):
+        world.step()
+    world.engine.submit(DropAdapter("a", 5.0))
+    world.engine.submit(request("new", adapter="a", max_tokens=20))
+    world.step()
+    world.clock.now += 6.0
+    world.run()
+    assert world.finished("old").error == "unknown_adapter"
+    assert world.finished("new").finish_reason == "length"
+
+
 def test_a_preloaded_adapter_is_there_before_its_first_request() -> None:
     world = with_adapters("a", "b")
     world.engine.submit(PreloadAdapter("a", "acme"))

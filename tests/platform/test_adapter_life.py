@@ -3,17 +3,23 @@
 import asyncio
 import itertools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.adapter_stand import AdapterClient, base_folder, weights_of
-from tests.platform_stand import BASE, home_like, letter_engine, seed, tiny_model
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.adapter_stand import AdapterClient, weights_of
+from tests.platform_stand import BASE, home_like, seed
+from tests.stepped_engine import SteppedEngine, tiny_base, tiny_config
 
+from loraplex_adapters.store import AdapterStore
+from loraplex_engine.build import LoadedModel, adapter_cache, load_model
+from loraplex_engine.messages import DropAdapter, Generate
+from loraplex_engine.offline import Offline, Prompt
 from loraplex_platform.app import create_app
 from loraplex_platform.config import Settings
 from loraplex_platform.db.migrations import upgrade
@@ -24,6 +30,8 @@ NAMES = ("a", "b")
 USERS = tuple(f"user-{i}" for i in range(6))
 names, seeds, users = st.sampled_from(NAMES), st.integers(0, 3), st.sampled_from(USERS)
 homes = itertools.count()
+SHORT, LONG = 3, 150  # tokens of an answer
+GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
 class Promise:
@@ -44,29 +52,44 @@ class Promise:
             self.seen.clear()
 
 
+class Running(NamedTuple):
+    """A request that began when its name stood for this version."""
+
+    answer: asyncio.Task[httpx2.Response]
+    request: Generate
+    version: str
+
+
 class AdapterLife(RuleBasedStateMachine):
-    """One tenant's calls against a model of what they promise; another tenant looks on."""
+    """One tenant's calls against a model of what they promise; another tenant looks on.
+
+    The engine is real, with few slots, and every answer is compared with what the version says alone.
+    """
 
     folder: Path
     template: Settings
     keys: Any
+    model: LoadedModel
+    alone: dict[str, list[int]]  # by version
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(max_loras=st.integers(1, 3), host_bytes=st.sampled_from([0, 4_000, 2**21]))
+    def start(self, max_loras: int, host_bytes: int) -> None:
         self.promises: dict[str, Promise] = {}
+        self.running: list[Running] = []
+        self.doomed: set[str] = set()  # requests whose version was deleted at once
         self.user = USERS[0]
         self.loop = asyncio.new_event_loop()
         home = self.folder / f"home-{next(homes)}"
         home.mkdir()
         there = home_like(self.template.home, home)
-        self.engine = letter_engine()
-        model = ServedModel.load(self.folder / "tiny", BASE)
-        self.app = create_app(
-            Settings(home=there.home, engine_wait_s=1.0, model=str(self.folder / "base")),
-            self.engine,
-            model,
-            clock=ManualClock(),  # stands still: nothing is forgotten because time has passed
-        )
+        base = self.folder / "base"
+        settings = Settings(home=there.home, engine_wait_s=1.0, model=str(base))
+        self.store = AdapterStore(settings.adapter_store)
+        config = tiny_config(base, max_loras=max_loras, max_cpu_lora_bytes=host_bytes)
+        self.engine = SteppedEngine(config, self.model, self.store)
+        model = ServedModel.load(base, BASE)
+        # Its clock stands still: nothing is forgotten because time has passed.
+        self.app = create_app(settings, self.engine, model, clock=ManualClock())
         transport = httpx2.ASGITransport(self.app)
         self.http = httpx2.AsyncClient(transport=transport, base_url="http://test")
         self.acme = AdapterClient(self.http, self.keys.acme)
@@ -137,10 +160,19 @@ class AdapterLife(RuleBasedStateMachine):
             self.promises[name].is_enabled = enabled
 
     @precondition(lambda self: self.promises)
-    @rule(name=names)
-    def delete(self, name: str) -> None:
+    @rule(name=names, at_once=st.booleans())
+    def delete(self, name: str, at_once: bool) -> None:
         known = self.promises.pop(name, None)
-        assert self.call("DELETE", f"/{name}").status_code == (200 if known else 404)
+        query = "?drain_s=0" if at_once else ""
+        assert self.call("DELETE", f"/{name}{query}").status_code == (200 if known else 404)
+        if known and at_once:
+            kept = {v for promise in self.promises.values() for v in promise.versions.values()}
+            gone = {*known.versions.values()} - kept
+            self.doomed |= {
+                each.request.request_id
+                for each in self.running
+                if each.version in gone and each.request.request_id in self.engine.live_ids
+            }
 
     @precondition(lambda self: self.promises)
     @rule(name=names, number=st.integers(1, 4))
@@ -193,22 +225,107 @@ class AdapterLife(RuleBasedStateMachine):
             assert status == 403
 
     def answer(self, model: str, **body: object) -> tuple[int, str]:
-        """The status, and the version of the last request that the engine got."""
+        """The status, and the version that said what was answered."""
         before = len(self.engine.requests)
-        status = self.loop.run_until_complete(self.acme.ask(model, **body)).status_code
-        assert len(self.engine.requests) - before == (status == 200)
-        return status, self.engine.requests[-1].adapter or "" if status == 200 else ""
+        response = self.loop.run_until_complete(
+            self.acme.ask(model, **GREEDY | {"max_tokens": SHORT} | body)
+        )
+        status = response.status_code
+        assert len(self.engine.requests) - before == (status == 200), response.text
+        if status != 200:
+            return status, ""
+        request = self.engine.requests[-1]
+        self.check_said(response, request)
+        return status, request.adapter or ""
+
+    def check_said(self, response: httpx2.Response, request: Generate) -> None:
+        said = response.json()["choices"][0]["token_ids"]
+        assert said == self.says_alone(request)[: request.sampling.max_tokens]
+
+    def says_alone(self, request: Generate) -> list[int]:
+        version = request.adapter
+        assert version is not None
+        if version not in self.alone:
+            config = tiny_config(self.folder / "base")
+            cache = adapter_cache(config, self.model, self.store)
+            sampling = replace(request.sampling, max_tokens=LONG)
+            prompt = Prompt(request.prompt_ids, adapter=version, sampling=sampling)
+            self.alone[version] = Offline(config, self.model, cache).run([prompt])[0].token_ids
+            cache.close()
+        return self.alone[version]
+
+    @rule(name=names, user=users)
+    def begin(self, name: str, user: str) -> None:
+        """A request that runs while whatever comes next happens."""
+        self.loop.run_until_complete(self.until_begun(name, user))
+
+    async def until_begun(self, name: str, user: str) -> None:
+        before = len(self.engine.requests)
+        self.engine.holding = True
+        body = GREEDY | {"max_tokens": LONG, "user": user}
+        answer = asyncio.create_task(self.acme.ask(name, **body))
+        while len(self.engine.requests) == before and not answer.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)  # the answer itself says when nothing will come
+        self.engine.holding = False
+        if len(self.engine.requests) > before:
+            request = self.engine.requests[-1]
+            self.running.append(Running(answer, request, request.adapter or ""))
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def end(self) -> None:
+        """What ran has ended on the version that it began with."""
+        self.engine.release()
+        for running in self.running:
+            response = self.loop.run_until_complete(running.answer)
+            assert running.version == running.request.adapter
+            if running.request.request_id in self.doomed:
+                assert response.status_code == 404
+            else:
+                self.check_said(response, running.request)
+        self.running.clear()
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def hang_up(self) -> None:
+        gone = self.running.pop()
+        gone.answer.cancel()
+        self.loop.run_until_complete(asyncio.wait([gone.answer]))
+        assert gone.request.request_id not in self.engine.live_ids
+
+    @precondition(lambda self: self.promises)
+    @rule(name=names)
+    def load(self, name: str) -> None:
+        status = self.call("POST", f"/{name}/preload").status_code
+        assert status == (202 if name in self.promises else 404)
+
+    @precondition(lambda self: self.promises)
+    @rule(name=names, number=st.integers(1, 4))
+    def evict(self, name: str, number: int) -> None:
+        """From every tier, as when its place is needed; it is read again when somebody asks."""
+        promise = self.promises.get(name)
+        if promise is not None and number in promise.versions:
+            self.engine.core.submit(DropAdapter(promise.versions[number]))
 
     @invariant()
     def nothing_of_it_is_anothers(self) -> None:
         response = self.loop.run_until_complete(self.globex.call("GET"))
         assert [each["id"] for each in response.json()["data"]] == ["support"]
 
+    @invariant()
+    def every_slot_is_accounted_for(self) -> None:
+        self.engine.cache.check_integrity()
+
     def teardown(self) -> None:
+        if not hasattr(self, "http"):
+            return
+        self.end()
+
         async def close() -> None:
             await self.app.state.inference.tasks.drain()
             await self.http.aclose()
             await self.app.state.database.close()
+            await self.engine.close()
 
         self.loop.run_until_complete(close())
         self.loop.close()
@@ -227,8 +344,8 @@ def test_each_answer_comes_from_the_version_that_was_promised(
         AdapterLife.folder = folder
         AdapterLife.template = Settings(home=folder / "seeded")
         AdapterLife.keys = asyncio.run(seed(AdapterLife.template))
-        base_folder(folder / "base")
-        tiny_model(folder / "tiny")
+        AdapterLife.model = load_model(tiny_config(tiny_base(folder / "base")))
+        AdapterLife.alone = {}
         machine = AdapterLife.TestCase
         machine.settings = settings(
             max_examples=num_lives,

@@ -1,8 +1,8 @@
-"""A version gets a number under a name, within its tenant's quota."""
+"""A version gets a number under a name, within its tenant's quota; a name points at its versions."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -75,6 +75,29 @@ def point_at(row: AdapterName, number: int, now: datetime) -> None:
         row.previous, row.current = row.current, number
         row.canary = row.canary_percent = None
         row.updated_at = now
+
+
+def numbers_named(values: Mapping[str, Any]) -> list[int]:
+    """The versions that a change speaks of."""
+    canary = values.get("canary")
+    return [
+        *([values["current"]] if "current" in values else []),
+        *([canary["version"]] if canary else []),
+    ]
+
+
+def apply_changes(row: AdapterName, values: Mapping[str, Any], now: datetime) -> None:
+    """Set what `values` names; the versions it speaks of are there."""
+    if "current" in values:
+        point_at(row, values["current"], now)
+    if "canary" in values:
+        canary = values["canary"]
+        row.canary = canary["version"] if canary else None
+        row.canary_percent = canary["percent"] if canary else None
+    row.is_enabled = values.get("enabled", row.is_enabled)
+    row.is_pinned = values.get("pinned", row.is_pinned)
+    row.defaults = values.get("defaults", row.defaults)
+    row.updated_at = now
 
 
 def _new_name(tenant_id: str, name: str, now: datetime) -> AdapterName:

@@ -17,7 +17,15 @@ from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore, StoredAdapter
 from loraplex_platform.audit.trail import changing, note
 from loraplex_platform.catalogue.models import Adapter, AdapterName
-from loraplex_platform.catalogue.publishing import Published, Quota, no_quota, point_at, publish
+from loraplex_platform.catalogue.publishing import (
+    Published,
+    Quota,
+    apply_changes,
+    no_quota,
+    numbers_named,
+    point_at,
+    publish,
+)
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.catalogue.routes import Address, Routes
 from loraplex_platform.catalogue.upload import refused
@@ -165,10 +173,10 @@ class CatalogueService:
             versions = await AdapterRepository(session).versions(principal, name)
             if values.get("pinned") and not row.is_pinned and max_pins is not None:
                 await _check_pins(session, principal, max_pins)
-            for number in _numbers_named(values):
+            for number in numbers_named(values):
                 _numbered(versions, number, name)
             before = row.current
-            _apply(row, values, self._clock)
+            apply_changes(row, values, self._clock.now())
             if row.current != before:
                 await self._tell_active(session, row, versions)
         return Entry(row, versions)
@@ -285,25 +293,3 @@ def _numbered(versions: Sequence[Adapter], number: int, name: str) -> Adapter:
             f"there is no version {number} of {name!r}", param="name", code="unknown_version"
         )
     return found
-
-
-def _numbers_named(values: Mapping[str, Any]) -> list[int]:
-    canary = values.get("canary")
-    return [
-        *([values["current"]] if "current" in values else []),
-        *([canary["version"]] if canary else []),
-    ]
-
-
-def _apply(row: AdapterName, values: Mapping[str, Any], clock: Clock) -> None:
-    now = clock.now()
-    if "current" in values:
-        point_at(row, values["current"], now)
-    if "canary" in values:
-        canary = values["canary"]
-        row.canary = canary["version"] if canary else None
-        row.canary_percent = canary["percent"] if canary else None
-    row.is_enabled = values.get("enabled", row.is_enabled)
-    row.is_pinned = values.get("pinned", row.is_pinned)
-    row.defaults = values.get("defaults", row.defaults)
-    row.updated_at = now

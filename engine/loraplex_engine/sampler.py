@@ -61,9 +61,9 @@ class Sampler:
             return Drawn(token_ids, wanting)
         rows = torch.tensor(wanting, device=logits.device)
         logprobs = logits[rows].float().log_softmax(-1)
-        top = logprobs.topk(max(_wanted(items[row]) for row in wanting))
+        top_ids = _largest(logprobs, max(_wanted(items[row]) for row in wanting))
         own = logprobs.gather(1, token_ids[rows, None])[:, 0]
-        return Drawn(token_ids, wanting, own, top.indices, top.values)
+        return Drawn(token_ids, wanting, own, top_ids, logprobs.gather(1, top_ids))
 
     def _adjust(self, logits: torch.Tensor, items: Sequence[ScheduledTokens]) -> torch.Tensor:
         """Penalties, biases and bans, on a copy if there are any."""
@@ -92,6 +92,20 @@ def _most_likely(logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
     is_largest = logits == logits.amax(-1, keepdim=True)
     return torch.from_numpy(is_largest.numpy().argmax(-1))
+
+
+def _largest(logprobs: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the largest of each row, the first of equals first: topk's own order of equals depends
+    on how many are asked for, and that on who else is in the step."""
+    if count == 0:
+        return logprobs.new_empty((len(logprobs), 0), dtype=torch.int64)
+    is_large = logprobs >= logprobs.topk(count).values[:, -1:]
+    rows = []
+    for row, is_kept in zip(logprobs, is_large, strict=True):
+        ids = is_kept.nonzero()[:, 0]
+        order = row[ids].sort(descending=True, stable=True).indices
+        rows.append(ids[order[:count]])
+    return torch.stack(rows)
 
 
 def draw(

@@ -210,6 +210,22 @@ def test_end_tokens_are_banned_until_min_tokens(num_output: int) -> None:
     assert sample(logits, short) == [EOS if num_output == 2 else 9]
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(0, 999), st.integers(1, 60)
+)
+def test_equal_log_probabilities_come_in_the_vocabularys_order_whoever_else_asks(
+    wanted: list[int], seed: int, steps: int
+) -> None:
+    """Logits on a coarse grid, so that many are equal, also where a row's list ends."""
+    logits = (logits_of(len(wanted), seed) * steps / 20).round()
+    items = [item(temperature=0.0, logprobs=count) for count in wanted]
+    found = Sampler(frozenset([EOS])).sample(logits, items).row_logprobs(items)
+    for row, count in enumerate(wanted):
+        in_order = np.lexsort((np.arange(VOCAB_SIZE), -logits[row].numpy()))[:count].tolist()
+        assert [token_id for token_id, _ in found[row].top] == in_order
+
+
 def test_log_probabilities_are_of_the_models_own_distribution() -> None:
     logits = logits_of(3)
     items = [

@@ -1,6 +1,7 @@
 # Few verbs. `make serve` and `make test` do everything on a fresh machine with Python 3.11.
 PYTHON ?= python3
 BIN := .venv/bin
+ALL := -n logical --maxprocesses 4 --dist loadfile   # a worker a core; a file's tests share what they load
 export PYTHONDONTWRITEBYTECODE ?= 1
 
 .PHONY: serve test test-slow test-servers bench bench-live bench-books bench-neighbour theorems sim check format
@@ -9,14 +10,14 @@ serve: .venv/.installed
 	$(BIN)/loraplex serve
 
 test: .venv/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ALL)
 	@echo "left out: tests marked slow (make test-slow) and gpu (needs a CUDA device)"
 
 test-slow: .venv/.installed
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest $(ALL) -m "slow and not gpu"
 
 test-servers: .venv/.installed
-	LORAPLEX_TEST_STORES=servers $(BIN)/python -m pytest tests/platform
+	LORAPLEX_TEST_STORES=servers $(BIN)/python -m pytest $(ALL) tests/platform
 
 bench: .venv/.installed
 	$(BIN)/python tests/bench/bench_cpu.py

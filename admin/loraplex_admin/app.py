@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
+import structlog
 from fastapi import FastAPI
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
@@ -35,12 +36,14 @@ from loraplex_admin.pages import (
 )
 from loraplex_admin.services import Services
 from loraplex_admin.visit import PREFIX, Page, Visit, is_part, with_query
+from loraplex_platform.db.database import UNREACHABLE
 from loraplex_platform.errors import shape_of
-from loraplex_platform.kit.errors import NotFound, PermissionDenied, PlatformError
+from loraplex_platform.kit.errors import NotFound, Overloaded, PermissionDenied, PlatformError
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.roles import allows
 from loraplex_platform.people.schemas import Visitor
 
+log = structlog.get_logger(__name__)
 HERE = Path(__file__).parent
 PAGES: tuple[Page, ...] = (
     *sign_in.PAGES,
@@ -132,13 +135,16 @@ def _guarded(
     """Nothing of the page runs before its visitor is known and allowed."""
 
     async def answer(request: Request) -> Response:
-        visitor = await _visitor(services, request)
-        visit = Visit(request, services, templates, visitor)
+        visit = Visit(request, services, templates, None)
         try:
+            visit = Visit(request, services, templates, await _visitor(services, request))
             response = await _shown(page, visit)
         except PlatformError as error:
-            status = shape_of(error).status
-            response = visit.render("error.html", status, error=error)
+            response = visit.render("error.html", shape_of(error).status, error=error)
+        except UNREACHABLE as error:
+            log.warning("database_away", path=request.url.path, error=type(error).__name__)
+            away = Overloaded("The database is away. Try again in a moment.")
+            response = visit.render("error.html", shape_of(away).status, error=away)
         response.headers.update(HEADERS)
         return response
 

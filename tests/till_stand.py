@@ -15,6 +15,7 @@ from loraplex_platform.admission.history import UsageHistory
 from loraplex_platform.admission.limiter import Actual, Demand, Reservation
 from loraplex_platform.admission.limits import Charge
 from loraplex_platform.admission.metrics import LimiterMetrics
+from loraplex_platform.admission.patience import Patience
 from loraplex_platform.admission.redis_store import RedisStore
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.admission.spend_holds import SpendHolds
@@ -98,13 +99,15 @@ async def open_till(
     spool: Path,
     at: Callable[[Point], None] = pass_by,
     clock: Clock | None = None,
+    patience_s: float = 0.0,
 ) -> AsyncIterator[Till]:
+    """`patience_s`: how long a request waits for what others hold, before it is refused."""
     clock = clock or SystemClock()
     prices = PriceService(database, clock)
     holds = SpendHolds(database, store, clock)
     history = UsageHistory(database, clock, Spending(prices))
     limiter = TenantLimiter(
-        Gate(store, history, open_holds=holds.open_of),
+        Gate(store, history, open_holds=holds.open_of, patience=Patience(patience_s)),
         EffectiveLimits(database, clock),
         RejectionLog(database, clock),
         LimiterMetrics(CollectorRegistry()),

@@ -91,9 +91,7 @@ def headers_of(error: kit.PlatformError) -> dict[str, str]:
     if isinstance(error, kit.Conflict):
         return {"x-should-retry": "false"}  # the official client retries every 409 and 429
     if isinstance(error, kit.RateLimited):
-        return error.headers | retry_headers(
-            error.retry_after_s, may_retry=not isinstance(error, kit.QuotaExceeded)
-        )
+        return error.headers | retry_headers(error.retry_after_s, may_retry=error.may_retry)
     if isinstance(error, kit.Overloaded):
         return retry_headers(error.retry_after_s)
     return {}

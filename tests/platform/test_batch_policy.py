@@ -11,10 +11,12 @@ from tests.platform_stand import letter_engine
 
 from loraplex_engine.messages import EngineStats, SequencePhase, SequenceStats
 from loraplex_platform.batches.capacity import STALE_S, Capacity
+from loraplex_platform.batches.line_runner import outcome_of
 from loraplex_platform.batches.models import Batch
-from loraplex_platform.batches.outcomes import Retry, retry_delay_s
+from loraplex_platform.batches.outcomes import Failed, Retry, retry_delay_s
 from loraplex_platform.batches.shares import Candidate, is_urgent, share
 from loraplex_platform.kit.clock import ManualClock
+from loraplex_platform.kit.errors import QuotaExceeded, QuotaHeld
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 jobs = st.lists(
@@ -150,3 +152,9 @@ def test_tries_are_ever_more_patient_up_to_a_bound() -> None:
     fault = Retry("fault", is_counted=True)
     assert [retry_delay_s(fault, n) for n in (1, 2, 3, 99)] == [1, 2, 4, 300]
     assert retry_delay_s(Retry("limit", is_counted=False, after_s=7), 3) == 7
+
+
+def test_a_line_is_tried_again_when_others_hold_its_money_and_fails_when_it_is_spent() -> None:
+    held = outcome_of(QuotaHeld("held", retry_after_s=2.0), "req_1")
+    assert held == Retry("held", is_counted=False, after_s=2.0)
+    assert isinstance(outcome_of(QuotaExceeded("spent"), "req_1"), Failed)

@@ -363,3 +363,12 @@ async def test_a_window_ends_when_its_limit_says_and_the_next_is_new(store: Limi
     assert await store.settle(spend("a", first, 60), {"spend": 99}, now_ms=later)
     [reading] = await store.read(TENANT, [Charge(second, 0)], now_ms=later)
     assert reading.used == 60
+
+
+async def test_a_reading_tells_what_of_it_requests_at_work_still_hold(store: LimitStore) -> None:
+    limits = (spending(100), requests(100))
+    for id in ("a", "b"):
+        await store.reserve(claim(id, *limits, tokens=30), 60, now_ms=NOON_MS)
+    await store.settle(claim("a", *limits, tokens=30), {"spend": 5}, now_ms=NOON_MS)
+    refused = await store.reserve(claim("c", *limits, tokens=70), 60, now_ms=NOON_MS)
+    assert [(reading.used, reading.held) for reading in refused.readings] == [(35, 30), (2, 0)]

@@ -15,11 +15,13 @@ from tests.till_stand import Till, open_till, redis_store
 from tests.usage_stand import add_book, book, num_events, two_tenants
 
 from loraplex_platform.admission.memory_store import MemoryStore
+from loraplex_platform.admission.store import LimitStore
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.db.scope import across_tenants
+from loraplex_platform.errors import headers_of
 from loraplex_platform.kit.clock import ManualClock, SystemClock
-from loraplex_platform.kit.errors import Overloaded, QuotaExceeded
+from loraplex_platform.kit.errors import Overloaded, QuotaExceeded, QuotaHeld
 from loraplex_platform.models import BillingProfile, SpendHold
 from loraplex_platform.usage.budget_service import BudgetService
 from loraplex_platform.usage.credit_service import CreditService
@@ -339,3 +341,67 @@ async def test_a_budget_for_twenty_lets_twenty_through(database: Database, tmp_p
             await till.limiter.settle(reservation, actual)
         with pytest.raises(QuotaExceeded):
             await till.reserve("req_20", most=100_000)
+
+
+async def check_forty_at_once(database: Database, store: LimitStore, folder: Path) -> None:
+    """Nothing is known of their answers, and each may be huge: none is refused for a guess."""
+    acme = await limited(database, 20 * 10 * TOKEN_NANO * 1000)
+    async with open_till(database, store, acme, folder, patience_s=60) as till:
+
+        async def ask(number: int) -> bool:
+            try:
+                reservation = await till.reserve(f"req_{number:02}", most=100_000)
+            except QuotaExceeded:
+                return False
+            actual = await till.record(f"req_{number:02}", completion=10)
+            await till.limiter.settle(reservation, actual)
+            return True
+
+        passed = await asyncio.gather(*(ask(number) for number in range(40)))
+        assert sum(passed) == 20
+        assert await till.spent_nano() == await till.used_nano() == 20 * 10 * TOKEN_NANO
+
+
+async def test_of_forty_at_once_exactly_the_twenty_that_fit_pass(
+    database: Database, tmp_path: Path
+) -> None:
+    await check_forty_at_once(database, MemoryStore(), tmp_path / "spool")
+
+
+@pytest.mark.slow
+async def test_of_forty_at_once_twenty_pass_over_redis_and_postgres(
+    postgres_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    upgrade(postgres_url)
+    async with AsyncExitStack() as stack:
+        database, store = Database(postgres_url), redis_store(redis_url)
+        stack.push_async_callback(database.close)
+        stack.push_async_callback(store.close)
+        await check_forty_at_once(database, store, tmp_path / "spool")
+
+
+async def test_what_others_hold_is_waited_for_and_then_may_be_asked_for_again(till: Till) -> None:
+    reservation = await till.reserve("req_1", most=100)
+    with pytest.raises(QuotaHeld) as held:
+        await till.reserve("req_2", most=1)
+    assert held.value.retry_after_s == 1.0  # as long as a request of which nothing is known
+    assert headers_of(held.value)["x-should-retry"] == "true"
+    await till.limiter.settle(reservation, None)
+    await till.reserve("req_2", most=1)
+
+
+async def test_only_who_is_alone_holds_less_than_its_estimate(
+    database: Database, tmp_path: Path
+) -> None:
+    """A second one waits for the first, though a little is left."""
+    acme = await limited(database)
+    folder = tmp_path / "spool"
+    async with open_till(database, MemoryStore(), acme, folder, patience_s=60) as till:
+        first = await till.reserve("req_1", most=90)
+        waiting = asyncio.create_task(till.reserve("req_2", most=90))
+        while not (waiting.done() or till.limiter._gate.patience._queues):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.001)
+        await till.limiter.settle(first, None)
+        second = await waiting
+        assert second.claim is not None
+        assert [c.amount for c in second.claim.charges] == [90 * TOKEN_NANO]

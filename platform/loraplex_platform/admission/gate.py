@@ -15,6 +15,7 @@ from loraplex_platform.admission.limits import (
     Reading,
     Rejection,
 )
+from loraplex_platform.admission.patience import Patience
 from loraplex_platform.admission.store import LimitStore, StoreUnavailable
 
 FIRST_OUTPUT_TOKENS = 256  # the estimate for a tenant and adapter of which nothing is known
@@ -36,11 +37,13 @@ class Gate:
         history: History | None = None,
         wall_clock: Callable[[], float] = time.time,
         open_holds: OpenHolds | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._store = store
         self._history = history
         self._open_holds = open_holds
         self._wall_clock = wall_clock
+        self.patience = patience or Patience()
         self._output_tokens = Estimator()  # by tenant and adapter
         self._held_s = Estimator()  # by tenant
 
@@ -64,8 +67,13 @@ class Gate:
     def observe_output(self, tenant: str, adapter: str | None, tokens: int) -> None:
         self._output_tokens.observe((tenant, adapter), tokens)
 
-    async def admit(self, need: Need, limits: Sequence[Limit]) -> Claim | Rejection:
-        """Every limit has room, and the claim holds it; or nothing was taken."""
+    async def admit(
+        self, need: Need, limits: Sequence[Limit], *, is_patient: bool = False
+    ) -> Claim | Rejection:
+        """Every limit has room, and the claim holds it; or nothing was taken.
+
+        A patient one rather comes again than holds less than its estimate beside others.
+        """
         assert len({limit.name for limit in limits}) == len(limits), "a limit binds once"
         claim = Claim(need.id, need.tenant, need.charges(limits), taken_at_s=self._wall_clock())
         if not claim.charges:
@@ -76,7 +84,9 @@ class Gate:
                 claim = await self._with_history(claim, outcome)
                 outcome = await self._store.reserve(claim, need.ttl_s)
             for _ in range(FITTINGS):
-                fitted = None if outcome.admitted else _fitted(claim, need, outcome.readings)
+                if outcome.admitted:
+                    break
+                fitted = _fitted(claim, need, outcome.readings, alone=is_patient)
                 if fitted is None:
                     break
                 claim, outcome = fitted, await self._store.reserve(fitted, need.ttl_s)
@@ -92,7 +102,9 @@ class Gate:
         if not claim.charges:
             return True
         self._held_s.observe(claim.tenant, max(0.0, self._wall_clock() - claim.taken_at_s))
-        return await self._store.settle(claim, actual)
+        is_told = await self._store.settle(claim, actual)
+        self.patience.ended(claim.tenant)
+        return is_told
 
     async def release(self, claim: Claim, unit: str) -> None:
         """The request no longer occupies its leases on this unit; the rest of the claim stands."""
@@ -137,12 +149,14 @@ class Gate:
         ]
         worst = max(range(len(waits)), key=lambda i: math.inf if (w := waits[i]) is None else w)
         (limit, amount), wait = charges[worst], waits[worst]
+        short = [(c, r) for c, r in zip(charges, readings, strict=True) if r.wait_ms != 0]
+        is_held = all(_is_held(charge.limit, reading, need) for charge, reading in short)
         return Rejection(
             limit=limit,
             requested=amount,
             used=readings[worst].used,
             retry_after_s=wait,
-            reason="too_large" if wait is None else "exceeded",
+            reason="too_large" if wait is None else "held" if is_held else "exceeded",
             charges=charges,
             readings=readings,
         )
@@ -151,29 +165,40 @@ class Gate:
         if reading.wait_ms is None:
             return None
         wait_s = reading.wait_ms / 1000
+        usual_s = self._held_s.estimate(need.tenant) or FIRST_HELD_S
+        if _is_held(charge.limit, reading, need):
+            return min(wait_s, max(FIRST_HELD_S, usual_s))
         if charge.limit.dimension.kind != "lease" or wait_s == 0:
             return wait_s
         # A lease ends when its request does, which nobody knows; its expiry is certain but far.
         # The oldest one was taken a time to live before its expiry and runs as long as its like.
-        usual_s = self._held_s.estimate(need.tenant) or FIRST_HELD_S
         return min(wait_s, max(FIRST_HELD_S, wait_s - need.ttl_s + usual_s))
 
 
-def _fitted(claim: Claim, need: Need, readings: Sequence[Reading]) -> Claim | None:
+def _fitted(claim: Claim, need: Need, readings: Sequence[Reading], *, alone: bool) -> Claim | None:
     """The claim with its estimates cut to what windows have left; None where that does not help.
 
     An estimate must not turn away a request that its budget could pay: only the firm part must fit.
+    `alone`: only where nobody else holds a part of the window, so that no two are cut at once.
     """
     charges = []
     for (limit, amount), reading in zip(claim.charges, readings, strict=True):
         if reading.wait_ms != 0:
-            firm = need.amounts[limit.dimension.unit] - need.estimates.get(limit.dimension.unit, 0)
             room = limit.value - reading.used
-            if limit.dimension.kind != "window" or room < max(1, firm):
+            if limit.dimension.kind != "window" or room < max(1, need.firm(limit)):
+                return None
+            if alone and reading.held:
                 return None
             amount = min(amount, room)
         charges.append(Charge(limit, amount))
     return dataclasses.replace(claim, charges=tuple(charges))
+
+
+def _is_held(limit: Limit, reading: Reading, need: Need) -> bool:
+    """Whether a window lacks the room only while requests at work hold a part of it."""
+    if limit.dimension.kind != "window" or not reading.wait_ms or not reading.held:
+        return False
+    return limit.value - (reading.used - reading.held) >= max(1, need.firm(limit))
 
 
 def _unavailable(charges: tuple[Charge, ...]) -> Rejection:

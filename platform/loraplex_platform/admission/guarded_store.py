@@ -223,4 +223,7 @@ class GuardedStore:
         return Charge(dataclasses.replace(limit, value=value), cut)
 
     def _whole(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
-        return tuple(reading._replace(used=reading.used * self._workers) for reading in readings)
+        return tuple(
+            reading._replace(used=reading.used * self._workers, held=reading.held * self._workers)
+            for reading in readings
+        )

@@ -8,8 +8,8 @@
 --
 -- A rate is GCRA in its leaky-bucket form, in whole numbers: `level` is in amount * period, and
 -- every millisecond takes `limit` from it. A hold is a member "<id>|<amount>".
--- Reply: for each operation {done, used, reset, wait, is unseeded, used, ...}; wait -1: no waiting
--- makes room.
+-- Reply: for each operation {done, used, reset, wait, is unseeded, held, used, ...}; wait -1: no
+-- waiting makes room.
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -125,6 +125,7 @@ local function reply(done)
     end
     table.insert(answer, c.wait or 0)
     table.insert(answer, c.seeded == 0 and c.kind ~= 'lease' and 1 or 0)
+    table.insert(answer, c.held or 0)
   end
   return answer
 end

@@ -128,6 +128,7 @@ class Reading(NamedTuple):
     reset_ms: int  # until the limit is unused, if nothing more comes; 0 for a lease
     wait_ms: int | None  # 0: there is room; None: no waiting makes room
     is_unseeded: bool = False  # a calendar period whose past the store was not told
+    held: int = 0  # the part of `used` that unfinished requests hold, and may give back
 
 
 class Outcome(NamedTuple):
@@ -175,13 +176,16 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a request was not admitted; nothing was consumed."""
+    """Why a request was not admitted; nothing was consumed.
+
+    held: all that is missing is held by requests at work, which may give it back.
+    """
 
     limit: Limit
     requested: int
     used: int
     retry_after_s: float | None  # None: waiting does not help
-    reason: Literal["exceeded", "too_large", "store_unavailable"]
+    reason: Literal["exceeded", "held", "too_large", "store_unavailable"]
     charges: tuple[Charge, ...] = ()
     readings: tuple[Reading, ...] = ()
 
@@ -196,6 +200,11 @@ class Need:
     ttl_s: float  # no shorter than the request's deadline
     estimates: Mapping[str, int] = field(default_factory=dict)
 
+    def firm(self, limit: Limit) -> int:
+        """The least that a limit must have left."""
+        unit = limit.dimension.unit
+        return self.amounts[unit] - self.estimates.get(unit, 0)
+
     def charges(self, limits: Sequence[Limit]) -> tuple[Charge, ...]:
         """An estimate is cut where it alone would exceed a limit."""
         return tuple(
@@ -206,8 +215,9 @@ class Need:
 
     def _amount(self, limit: Limit) -> int:
         amount = self.amounts[limit.dimension.unit]
-        firm = amount - self.estimates.get(limit.dimension.unit, 0)
-        return min(amount, max(firm, limit.value, 1))  # of nothing, not even a guess is left
+        return min(
+            amount, max(self.firm(limit), limit.value, 1)
+        )  # of nothing, not even a guess is left
 
 
 def period_end_ms(kind: Kind, now_ms: int) -> int:

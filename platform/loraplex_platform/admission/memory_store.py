@@ -45,6 +45,10 @@ class Bucket:
     def used(self, charge: Charge) -> int:
         return math.ceil(self.level / period_ms(charge))
 
+    @property
+    def held(self) -> int:
+        return 0
+
     def reset_ms(self, charge: Charge, now_ms: int) -> int:
         return math.ceil(self.level / charge.limit.value) if charge.limit.value else 0
 
@@ -204,7 +208,8 @@ class MemoryStore:
                 fits = charge.amount <= charge.limit.value
                 wait = state.wait_ms(charge, now) if fits else None
             reset = state.reset_ms(charge, now)
-            readings.append(Reading(state.used(charge), reset, wait, state.is_unseeded(charge)))
+            is_unseeded = state.is_unseeded(charge)
+            readings.append(Reading(state.used(charge), reset, wait, is_unseeded, state.held))
         return tuple(readings)
 
     def _state(self, tenant: str, charge: Charge, now: int) -> Bucket | Holds:

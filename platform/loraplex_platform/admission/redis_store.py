@@ -141,7 +141,7 @@ def _step_of(ending: Ending) -> _Step:
 def _parsed(answer: list[int]) -> tuple[bool, tuple[Reading, ...]]:
     done, *numbers = answer
     readings = tuple(
-        Reading(used, reset, None if wait < 0 else wait, is_new == 1)
-        for used, reset, wait, is_new in zip(*[iter(numbers)] * 4, strict=True)
+        Reading(used, reset, None if wait < 0 else wait, is_new == 1, held)
+        for used, reset, wait, is_new, held in zip(*[iter(numbers)] * 5, strict=True)
     )
     return done == 1, readings

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -13,7 +14,7 @@ from loraplex_platform.admission.limits import Claim, Limit, Need, Rejection
 from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.rejections import RejectionLog
 from loraplex_platform.admission.spend_holds import SpendHolds
-from loraplex_platform.kit.errors import Overloaded, QuotaExceeded, RateLimited
+from loraplex_platform.kit.errors import Overloaded, QuotaExceeded, QuotaHeld, RateLimited
 from loraplex_platform.usage.money import nano_of
 from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.rating import Tokens
@@ -43,11 +44,17 @@ class TenantLimiter:
         self._holds = holds
 
     async def reserve(self, demand: Demand) -> Reservation:
-        """One round trip to the store; raises RateLimited, QuotaExceeded or Overloaded."""
-        limits = await self._limits.of(demand.principal)
-        started_s = time.perf_counter()
-        answer = await self._gate.admit(await self._need(demand, limits), limits)
-        self._metrics.took(time.perf_counter() - started_s)
+        """One round trip to the store; raises RateLimited, QuotaExceeded or Overloaded.
+
+        Where only requests at work hold what this one needs, it waits until some have ended.
+        """
+        limits, tenant = await self._limits.of(demand.principal), demand.principal.tenant_id
+        answer = await self._ask(demand, limits)
+        if _is_held(answer):
+            ask = partial(self._ask, demand, limits)
+            answer = await self._gate.patience.until(tenant, ask, _is_held, answer)
+        if _is_held(answer):
+            answer = await self._ask(demand, limits, is_patient=False)
         if isinstance(answer, Rejection):
             self._metrics.rejected(answer.limit.dimension.name, demand.tier)
             self._rejections.add(demand.principal, demand.request_id, answer)
@@ -56,6 +63,16 @@ class TenantLimiter:
             await self._hold(demand, answer)
         self._metrics.opened(demand.tier)
         return Reservation(demand, limit_headers(answer.charges, answer.readings), answer)
+
+    async def _ask(
+        self, demand: Demand, limits: Sequence[Limit], *, is_patient: bool = True
+    ) -> Claim | Rejection:
+        """With what is known of answers at this moment."""
+        started_s = time.perf_counter()
+        need = await self._need(demand, limits)
+        answer = await self._gate.admit(need, limits, is_patient=is_patient)
+        self._metrics.took(time.perf_counter() - started_s)
+        return answer
 
     async def started(self, reservation: Reservation) -> None:
         assert reservation.claim is not None, "not ours"
@@ -121,6 +138,10 @@ def _is_priced(limits: Iterable[Limit]) -> bool:
     return any(limit.dimension.unit == "spend" for limit in limits)
 
 
+def _is_held(answer: Claim | Rejection) -> bool:
+    return isinstance(answer, Rejection) and answer.reason == "held"
+
+
 def error_of(rejection: Rejection, model: str) -> RateLimited | Overloaded:
     """What a client is told: the limit, how full it is, and when to come back."""
     limit, wait_s = rejection.limit, rejection.retry_after_s
@@ -129,7 +150,8 @@ def error_of(rejection: Rejection, model: str) -> RateLimited | Overloaded:
         message = f"The limit on {what} of this {limit.level} cannot be checked at the moment."
         return Overloaded(message, retry_after_s=wait_s or 1.0)
     if limit.dimension.unit == "spend":
-        return QuotaExceeded(
+        kind = QuotaHeld if rejection.reason == "held" else QuotaExceeded
+        return kind(
             f"You exceeded the {what} of this {limit.level}: "
             f"${limit.value / NANO:.4f}, of which ${rejection.used / NANO:.4f} are used or reserved.",
             retry_after_s=wait_s,

@@ -18,7 +18,6 @@ from loraplex_platform.kit.errors import (
     InvalidRequest,
     Overloaded,
     PlatformError,
-    QuotaExceeded,
     RateLimited,
 )
 from loraplex_platform.kit.ids import new_id
@@ -86,11 +85,11 @@ class LineRunner:
         try:
             return await self._answer(caller, job, claim, raw)
         except PlatformError as error:
-            return _outcome_of(error, caller.request_id)
+            return outcome_of(error, caller.request_id)
         except (EngineOverloaded, EngineUnavailable) as error:
             return Retry(str(error), is_counted=isinstance(error, EngineUnavailable))
         except EngineError as error:
-            return _outcome_of(from_engine(error), caller.request_id)
+            return outcome_of(from_engine(error), caller.request_id)
         except Exception as error:
             log.exception("batch_line_failed", batch=claim.batch_id, line=claim.line_no)
             return Retry(type(error).__name__, is_counted=True)
@@ -141,8 +140,8 @@ def _seed_of(claim: Claim) -> int:
     return int.from_bytes(hashlib.sha256(claim.name.encode()).digest()[:8], "big") >> 1
 
 
-def _outcome_of(error: PlatformError, request_id: str) -> Failed | Retry:
-    if isinstance(error, RateLimited) and not isinstance(error, QuotaExceeded):
+def outcome_of(error: PlatformError, request_id: str) -> Failed | Retry:
+    if isinstance(error, RateLimited) and error.may_retry:
         return Retry(error.message, is_counted=False, after_s=error.retry_after_s)
     if isinstance(error, Overloaded):
         return Retry(error.message, is_counted=False, after_s=error.retry_after_s)

@@ -129,6 +129,7 @@ class RateLimited(PlatformError):
     """A rate limit is reached; nothing was consumed."""
 
     code = "rate_limit_exceeded"
+    may_retry = True  # whether the same request may pass soon
 
     def __init__(
         self,
@@ -149,6 +150,7 @@ class QuotaExceeded(RateLimited):
     """A budget is used up; waiting does not help."""
 
     code = "insufficient_quota"
+    may_retry = False
 
     def __init__(
         self,
@@ -165,6 +167,12 @@ class QuotaExceeded(RateLimited):
             code=code,
             headers=headers,
         )
+
+
+class QuotaHeld(QuotaExceeded):
+    """What is left of a budget is held by requests at work, and may come back when they end."""
+
+    may_retry = True
 
 
 class Overloaded(PlatformError):

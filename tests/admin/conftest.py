@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from tests.console_stand import ConsoleStand, console_stand, seed_people
 from tests.platform.conftest import (  # noqa: F401 (fixtures)
-    _plain_tracebacks,
+    _nobody_reads_a_secret,
     engine,
     keys,
     make_app,
@@ -17,6 +17,7 @@ from tests.platform.conftest import (  # noqa: F401 (fixtures)
     model,
     served,
     settings,
+    watch,
 )
 from tests.platform_stand import Seeded, home_like, seed
 

@@ -22,6 +22,7 @@ from tests.platform_stand import (
     seed,
     tiny_model,
 )
+from tests.secrecy import Watch, watching
 from tests.services import PostgresServer, Rows
 
 from loraplex_engine.fake import FakeEngine
@@ -38,10 +39,33 @@ MIGRATED, SPARE = "migrated", "spare"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _plain_tracebacks() -> None:
-    """structlog's own default draws them with rich, which takes seconds."""
+def watch() -> Iterator[Watch]:
+    """Of secrets, and of what is shown; logs are drawn plainly, since rich takes seconds."""
+    watch = Watch()
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    structlog.configure(processors=[renderer])
+
+    def overhear(_: object, __: str, line: str) -> str:
+        watch.show("log", line)
+        return line
+
+    structlog.configure(processors=[renderer, overhear])
+    with watching(watch):
+        yield watch
+
+
+@pytest.fixture(autouse=True)
+def _nobody_reads_a_secret(request: pytest.FixtureRequest, watch: Watch) -> Iterator[None]:
+    """Whatever a test does: no key, link, session or password is in what others may read."""
+    has_home = "settings" in request.fixturenames
+    home = request.getfixturevalue("tmp_path") if has_home else None
+    server = request.getfixturevalue("postgres") if has_home and ON_SERVERS else None
+    watch.clear()
+    yield
+    if home is not None:
+        watch.show_files(home)
+    if server is not None:
+        watch.show_rows(server.rows_of(MIGRATED))
+    assert watch.leaks() == []
 
 
 @pytest.fixture(autouse=True)

@@ -89,7 +89,8 @@ def _line(invoice: Document, wish: Wish, cents: int) -> Document:
         "is_correction": False,
     }
     if wish.line is not None:
-        return invoice["lines"][wish.line - 1] | amount
+        line: Document = invoice["lines"][wish.line - 1]
+        return line | amount
     described = {"description": wish.reason or f"Credit on {invoice['number']}", "kind": "credit"}
     return described | dict.fromkeys(("model", "adapter", "tier", "month"), "") | amount
 

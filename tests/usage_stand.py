@@ -16,11 +16,21 @@ from loraplex_platform.db.database import Database
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.kit.principal import COMMAND_LINE
-from loraplex_platform.models import Adapter, LedgerEntry, PriceBookRow, UsageEvent, UsageQuarter
+from loraplex_platform.models import (
+    Adapter,
+    BillingProfile,
+    LedgerEntry,
+    PriceBookRow,
+    Tenant,
+    UsageEvent,
+    UsageQuarter,
+)
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.books import Books
+from loraplex_platform.usage.credit_service import CreditService
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.meter import Meter
+from loraplex_platform.usage.money import PICO_PER_CENT
 from loraplex_platform.usage.price_service import PriceService
 from loraplex_platform.usage.prices import PriceBook
 from loraplex_platform.usage.spool import Spool
@@ -139,6 +149,45 @@ async def add_adapter_of(
                 updated_at=created_at,
             )
         )
+
+
+async def fifty_days(database: Database) -> Tenant:
+    """acme: fifty days of requests, an adapter, prices of its own from July on, credits, tax and a zone."""
+    tenant_id, _ = await two_tenants(database)
+    credits = CreditService(database, ManualClock(NOON - timedelta(days=60)))
+    profile = BillingProfile(
+        tenant_id=tenant_id,
+        zone="Asia/Kathmandu",
+        legal_name="",
+        address="",
+        tax_basis_points=1900,
+        minimum_fee_cents=5_000,
+        payment_days=30,
+        is_prepaid=False,
+    )
+    await credits.set_profile(profile)
+    await credits.grant(tenant_id, "welcome", 17 * PICO_PER_CENT)
+    await add_adapter_of(database, tenant_id, num_bytes=3 * 10**8, created_at=NOON)
+    own = {"prices": [{"kind": "completion", "usd_per_million": "0.24"}]}
+    change = datetime(2026, 6, 20, 5, 15, tzinfo=UTC)
+    await add_book(database, book(own, id="own", at=change, tenant_id=tenant_id))
+    await post(
+        database,
+        [
+            facts(
+                tenant_id,
+                started_at=NOON + timedelta(hours=5, minutes=11) * n,
+                prompt_tokens=100_000 + n,
+                completion_tokens=7_777,
+                tier=("interactive", "standard", "batch")[n % 3],
+                adapter_version="version-support" if n % 2 else None,
+                model="=SUM(A1)" if n % 2 else "tiny",
+                request_metadata={"team": "ops"} if n % 5 else None,
+            )
+            for n in range(200)
+        ],
+    )
+    return await TenantService(database, SystemClock()).get("acme")
 
 
 def books_of(database: Database, clock: ManualClock | None = None) -> Books:

@@ -17,6 +17,8 @@ from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.billing_models import BillingProfile
 from loraplex_platform.usage.books import rebuild as rebuild_books
 from loraplex_platform.usage.budget_service import BudgetService
+from loraplex_platform.usage.budgets import span_of
+from loraplex_platform.usage.credit_notes import Wish, whole_cents
 from loraplex_platform.usage.credit_service import CreditService
 from loraplex_platform.usage.exports import FORMATS, KINDS, ExportService, Watcher
 from loraplex_platform.usage.invoice_document import canonical, html_of
@@ -109,9 +111,8 @@ def budget(
             service = _budgets(database)
             owner = await TenantService(database, SystemClock()).get(tenant)
             if amount is not None:
-                spent_in = _span(span)
                 pico = _pico(amount)
-                await service.set(owner.id, "tenant", owner.id, spent_in, pico, is_hard=hard)
+                await service.set(owner.id, "tenant", owner.id, span_of(span), pico, is_hard=hard)
             for state in await service.of_tenant(owner.id):
                 kind = "hard" if state.budget.is_hard else "soft"
                 typer.echo(
@@ -208,6 +209,26 @@ def mark(
     run(work())
 
 
+@billing.command("credit")
+def credit(
+    invoice_id: str,
+    line: Annotated[int | None, typer.Option(help="Of the invoice, from 1.")] = None,
+    amount: Annotated[
+        str | None, typer.Option(help="US dollars before tax; all if absent.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Stands on the credit note.")] = "",
+) -> None:
+    """Take back a line of an invoice, or an amount, with a credit note."""
+
+    async def work() -> None:
+        wish = Wish(line, None if amount is None else whole_cents(_pico(amount)), reason)
+        async with open_database() as database:
+            row = await _invoices(database).credit(invoice_id, wish)
+        typer.echo(f"{row.id}  {row.document['number']}  {row.document['total']}")
+
+    run(work())
+
+
 @billing.command("export")
 def export(
     tenant: TenantOption,
@@ -265,14 +286,6 @@ def _pico(amount: str) -> int:
         return pico_of(amount)
     except (ArithmeticError, ValueError) as error:
         raise InvalidRequest(f"not an amount: {amount!r}", param="amount") from error
-
-
-def _span(text: str) -> Literal["day", "month"]:
-    if text == "day":
-        return "day"
-    if text == "month":
-        return "month"
-    raise InvalidRequest(f"{text!r}: a budget is for each day or month", param="span")
 
 
 def _budgets(database: Database) -> BudgetService:

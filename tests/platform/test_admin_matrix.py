@@ -57,6 +57,9 @@ async def path_of(stand: AdminStand, template: str) -> str:
         made = await stand.made("/tenants/{tenant_id}/webhooks", {"url": "https://example.org"})
         template = template.replace("{webhook_id}", made["webhook"]["id"])
     if "{invoice_id}" in template:
+        if template.endswith("/credit"):  # something must be owed
+            where = "/tenants/{tenant_id}/billing"
+            assert (await stand.call("PUT", where, {"minimum_fee": "1"})).status_code == 200
         made = await stand.made("/tenants/{tenant_id}/invoices", {"month": "2020-01"})
         template = template.replace("{invoice_id}", made["id"])
     if "{span}" in template:
@@ -112,6 +115,7 @@ BODIES["PUT", "/tenants/{tenant_id}/billing"] = {"tax_percent": "19", "is_prepai
 BODIES["POST", "/tenants/{tenant_id}/credits"] = {"key": "k", "amount": "5"}
 BODIES["PUT", "/tenants/{tenant_id}/budgets/{span}"] = {"amount": "2", "is_hard": True}
 BODIES["POST", "/tenants/{tenant_id}/invoices"] = {"month": "2020-02"}
+BODIES["POST", "/tenants/{tenant_id}/invoices/{invoice_id}/credit"] = {"amount": "0.5"}
 BODIES["POST", "/plans"] = {"name": "silver"}
 BODIES["PATCH", "/plans/{plan_id}"] = {"weight": 2}
 INVOICE = "/tenants/{tenant_id}/invoices/{invoice_id}"
@@ -147,6 +151,7 @@ STAFF_ONLY: set[Route] = {
     ("POST", "/tenants/{tenant_id}/invoices"),
     ("POST", INVOICE + "/pay"),
     ("POST", INVOICE + "/void"),
+    ("POST", INVOICE + "/credit"),
     *(r for r in ROUTES if r[1].startswith(("/people", "/plans", "/price_books", "/usage/"))),
     *(
         route

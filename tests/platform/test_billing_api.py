@@ -75,6 +75,17 @@ async def test_a_voided_invoice_leaves_a_credit_note(stand: AdminStand) -> None:
     assert again["number"] == "INV-000003"
 
 
+async def test_a_line_or_an_amount_of_an_invoice_is_credited(stand: AdminStand) -> None:
+    made = await stand.made(INVOICES, {"month": "2024-03"})
+    where = f"{INVOICES}/{made['id']}/credit"
+    note = (await stand.call("POST", where, {"amount": "0.25", "reason": "late answers"})).json()
+    assert (note["title"], note["total"], note["status"]) == ("Credit note", "-0.25", "final")
+    rest = (await stand.call("POST", where, {"line": 1})).json()
+    assert rest["number"] == "INV-000003"
+    for body in ({"amount": "0.001"}, {"amount": "9"}, {"line": 99}, {"line": 1}):
+        assert (await stand.call("POST", where, body)).status_code == 400
+
+
 async def test_the_log_does_not_repeat_the_document(stand: AdminStand, app: FastAPI) -> None:
     await stand.made(INVOICES, {"month": "2024-03"})
     [event] = await app.state.audit.page(COMMAND_LINE, AuditFilter(object_type="invoice"))
@@ -85,8 +96,9 @@ async def test_the_log_does_not_repeat_the_document(stand: AdminStand, app: Fast
 
 async def test_another_tenants_invoice_cannot_be_touched(stand: AdminStand) -> None:
     theirs = await stand.made(f"/tenants/{stand.globex}/invoices", {"month": "2024-03"})
-    for method, end in (("GET", ""), ("POST", "/pay"), ("POST", "/void")):
-        answer = await stand.call(method, f"{INVOICES}/{theirs['id']}{end}")
+    for method, end in (("GET", ""), ("POST", "/pay"), ("POST", "/void"), ("POST", "/credit")):
+        body = {} if end == "/credit" else None
+        answer = await stand.call(method, f"{INVOICES}/{theirs['id']}{end}", body)
         assert answer.status_code == 404
 
 

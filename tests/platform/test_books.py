@@ -248,4 +248,4 @@ async def test_ten_times_the_events_cost_ten_times_the_work(tmp_path: Path) -> N
         statements.append(effort.statements)
         steps.append(effort.steps / count)
     assert statements[1] < 2 * statements[0]  # by page and by day, not by event
-    assert steps[1] < 1.5 * steps[0]
+    assert steps[1] < 1.2 * steps[0]  # a page that began at the month's start would come to 1.47

@@ -17,21 +17,21 @@ import pandas
 import pyarrow.parquet as pq
 import pytest
 from tests.focus_validator import faults_of
-from tests.usage_stand import NOON, add_adapter_of, add_book, book, facts, post, two_tenants
+from tests.usage_stand import NOON, facts, fifty_days, post, two_tenants
 
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.kit.errors import InvalidRequest
-from loraplex_platform.models import BillingProfile, Tenant
+from loraplex_platform.models import Tenant
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage import repository
-from loraplex_platform.usage.credit_service import CreditService
+from loraplex_platform.usage.credit_notes import Wish
 from loraplex_platform.usage.export_files import Format, Kind
 from loraplex_platform.usage.exports import ExportService, Watcher
 from loraplex_platform.usage.focus import COLUMNS
 from loraplex_platform.usage.invoice_service import InvoiceService, Month
 from loraplex_platform.usage.ledger_repository import LedgerRepository
-from loraplex_platform.usage.money import PICO_PER_CENT, dollars
+from loraplex_platform.usage.money import dollars
 from loraplex_platform.usage.tables import csv_rows, defused
 
 JUNE, JULY = Month(2026, 6), Month(2026, 7)
@@ -40,42 +40,7 @@ LATER = ManualClock(datetime(2027, 1, 1, tzinfo=UTC))
 
 @pytest.fixture
 async def acme(database: Database) -> Tenant:
-    """Fifty days of requests, an adapter, prices of its own from July on, credits, tax and a zone."""
-    tenant_id, _ = await two_tenants(database)
-    credits = CreditService(database, ManualClock(NOON - timedelta(days=60)))
-    profile = BillingProfile(
-        tenant_id=tenant_id,
-        zone="Asia/Kathmandu",
-        legal_name="",
-        address="",
-        tax_basis_points=1900,
-        minimum_fee_cents=5_000,
-        payment_days=30,
-        is_prepaid=False,
-    )
-    await credits.set_profile(profile)
-    await credits.grant(tenant_id, "welcome", 17 * PICO_PER_CENT)
-    await add_adapter_of(database, tenant_id, num_bytes=3 * 10**8, created_at=NOON)
-    own = {"prices": [{"kind": "completion", "usd_per_million": "0.24"}]}
-    change = datetime(2026, 6, 20, 5, 15, tzinfo=UTC)
-    await add_book(database, book(own, id="own", at=change, tenant_id=tenant_id))
-    await post(
-        database,
-        [
-            facts(
-                tenant_id,
-                started_at=NOON + timedelta(hours=5, minutes=11) * n,
-                prompt_tokens=100_000 + n,
-                completion_tokens=7_777,
-                tier=("interactive", "standard", "batch")[n % 3],
-                adapter_version="version-support" if n % 2 else None,
-                model="=SUM(A1)" if n % 2 else "tiny",
-                request_metadata={"team": "ops"} if n % 5 else None,
-            )
-            for n in range(200)
-        ],
-    )
-    return await TenantService(database, SystemClock()).get("acme")
+    return await fifty_days(database)
 
 
 @pytest.fixture
@@ -104,12 +69,17 @@ async def test_focus_files_keep_the_rules(
     exports: ExportService, database: Database, acme: Tenant, kind: Kind
 ) -> None:
     invoices = InvoiceService(database, LATER, "Example")
-    await invoices.finalize(acme, JUNE)
+    june = await invoices.finalize(acme, JUNE)
     await post(database, [facts(acme.id), facts(acme.id, tier="batch")])
     await invoices.finalize(acme, JULY)
+    in_august = ManualClock(datetime(2026, 8, 5, tzinfo=UTC))
+    note = await InvoiceService(database, in_august, "Example").credit(june.id, Wish(cents=1234))
     for month in (JUNE, JULY, Month(2026, 8)):
         header, rows = read_csv((await exports.write(acme, month, kind, "csv")).path)
         assert faults_of(header, rows) == []
+    of_note = [row for row in rows if row["InvoiceId"] == note.document["number"]]
+    assert [row["ChargeCategory"] for row in of_note] == ["Credit", "Tax"]
+    assert total_of(of_note) == Decimal(note.document["total"])
     assert len(COLUMNS) == 57
 
 

@@ -4,14 +4,15 @@ import os
 import re
 import shutil
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.usage_stand import NOON, facts, post, two_tenants
+from tests.usage_stand import NOON, facts, fifty_days, post
 
 from loraplex_platform.db.database import Database
-from loraplex_platform.kit.clock import ManualClock, SystemClock
-from loraplex_platform.tenants.service import TenantService
+from loraplex_platform.kit.clock import ManualClock
+from loraplex_platform.usage.credit_notes import Wish
 from loraplex_platform.usage.exports import ExportService
 from loraplex_platform.usage.invoice_service import InvoiceService, Month
 
@@ -79,18 +80,20 @@ def failures_of(validator: tuple[str, Path], path: Path) -> set[str]:
 async def test_the_official_validator_finds_nothing_unexplained(
     database: Database, tmp_path: Path, validator: tuple[str, Path]
 ) -> None:
-    tenant_id, _ = await two_tenants(database)
-    tiers = ("interactive", "standard", "batch")
-    events = [facts(tenant_id, tier=tiers[n % 3], started_at=NOON) for n in range(9)]
-    await post(database, [*events, facts(tenant_id, adapter_version="v1", model="=1+1")])
-    tenant, later = (
-        await TenantService(database, SystemClock()).get("acme"),
-        ManualClock(NOON.replace(year=2027)),
-    )
-    await InvoiceService(database, later, "Example").finalize(tenant, Month(2026, 6))
+    """July: usage by project and key, hosting, corrections, credits, a fee, tax, a credit note."""
+    tenant = await fifty_days(database)
+    later, july = ManualClock(NOON.replace(year=2027)), ManualClock(NOON + timedelta(days=20))
+    june = await InvoiceService(database, later, "Example").finalize(tenant, Month(2026, 6))
+    await post(database, [facts(tenant.id), facts(tenant.id, tier="batch")])
+    await InvoiceService(database, later, "Example").finalize(tenant, Month(2026, 7))
+    await InvoiceService(database, july, "Example").credit(june.id, Wish(cents=1234))
     exports = ExportService(database, later, tmp_path, issuer="Example", region="here")
-    path = (await exports.write(tenant, Month(2026, 6), "focus", "csv")).path
+    path = (await exports.write(tenant, Month(2026, 7), "focus", "csv")).path
+    assert {"Correction", "Credit note", ",Tax,"} <= set(
+        re.findall("Correction|Credit note|,Tax,", path.read_text())
+    )
     assert failures_of(validator, path) <= EXPLAINED
     broken = tmp_path / "broken.csv"
-    broken.write_text(path.read_text().replace(",USD,", ",Dollars,"))
+    head = path.read_text().splitlines(keepends=True)[:20]
+    broken.write_text("".join(head).replace(",USD,", ",Dollars,"))
     assert failures_of(validator, broken) - EXPLAINED

@@ -35,6 +35,7 @@ from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.models import BillingProfile, InvoiceLine, InvoiceRow, Tenant
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.billing_repository import BillingRepository
+from loraplex_platform.usage.credit_notes import Wish, cents_in
 from loraplex_platform.usage.credit_service import CreditService
 from loraplex_platform.usage.credits import Grant, Spent, burn
 from loraplex_platform.usage.exports import ExportService
@@ -151,6 +152,79 @@ async def test_paid_and_void(database: Database) -> None:
     assert await balance(database, acme, "cash") == 50 * PICO_PER_CENT
     with pytest.raises(Conflict):
         await service.void(again.id)
+
+
+async def taxed_invoice(database: Database) -> tuple[Tenant, InvoiceRow]:
+    """Of two lines, 0.40 and 0.10 dollars, and 19 % of tax: 0.60."""
+    acme = await acme_of(database)
+    credits = CreditService(database, SystemClock())
+    profile = await credits.profile(acme.id)
+    profile.tax_basis_points = 1900
+    await credits.set_profile(profile)
+    await post(database, [facts(acme.id, **BIG)])
+    return acme, await invoices_of(database).finalize(acme, JUNE)
+
+
+async def test_a_line_and_amounts_are_credited_until_nothing_is_left(database: Database) -> None:
+    acme, row = await taxed_invoice(database)
+    service = invoices_of(database)
+    line = await service.credit(row.id, Wish(line=2, reason="wrong model"))
+    assert (line.document["number"], line.document["of"]) == ("INV-000002", "INV-000001")
+    [credited] = line.document["lines"]
+    assert (credited["description"], credited["amount"]) == (
+        "Input tokens, tiny, tier standard",
+        "-0.10",
+    )
+    some = await service.credit(row.id, Wish(cents=15))
+    rest = await service.credit(row.id, Wish())
+    totals = [note.document["total"] for note in (line, some, rest)]
+    assert totals == ["-0.12", "-0.18", "-0.30"]  # the tax, too, comes to the invoice's
+    assert await balance(database, acme, "receivable") == 0
+    assert await balance(database, acme, "tax") == 0
+    assert "Credit note on INV-000001: wrong model" in html_of(line.document, status_of(line))
+    kept = await service.get(row.id)
+    assert (kept.sha256, status_of(kept)) == (row.sha256, "final")
+    assert (await service.draft(acme, JULY))["total"] == "0.00"  # it stays invoiced
+
+
+@pytest.mark.parametrize(
+    "wish", [Wish(cents=51), Wish(line=2, cents=11), Wish(line=3), Wish(cents=0), Wish(line=1)]
+)
+async def test_no_more_is_credited_than_is_left(database: Database, wish: Wish) -> None:
+    _, row = await taxed_invoice(database)
+    service = invoices_of(database)
+    await service.credit(row.id, Wish(line=1))
+    with pytest.raises(InvalidRequest):
+        await service.credit(row.id, wish)
+
+
+async def test_two_who_credit_at_once_do_not_credit_twice(database: Database) -> None:
+    acme, row = await taxed_invoice(database)
+    wishes = [invoices_of(database).credit(row.id, Wish(cents=30)) for _ in range(5)]
+    answers = await asyncio.gather(*wishes, return_exceptions=True)
+    assert sum(isinstance(answer, InvoiceRow) for answer in answers) == 1
+    assert await balance(database, acme, "receivable") == 24 * PICO_PER_CENT
+
+
+async def test_a_credited_invoice_is_paid_with_what_is_left_and_may_be_refunded(
+    database: Database,
+) -> None:
+    acme, row = await taxed_invoice(database)
+    service = invoices_of(database)
+    early = await service.credit(row.id, Wish(cents=10))
+    with pytest.raises(Conflict, match="not paid"):
+        await service.pay(early.id)
+    with pytest.raises(Conflict, match="has credit notes"):
+        await service.void(row.id)
+    await service.pay(row.id)
+    assert status_of(await service.get(early.id)) == "paid"
+    assert await balance(database, acme, "cash") == 48 * PICO_PER_CENT
+    late = await service.credit(row.id, Wish(line=1))
+    assert await balance(database, acme, "receivable") == late.total_cents * PICO_PER_CENT
+    for _ in range(2):
+        await service.pay(late.id)
+    assert await balance(database, acme, "receivable") == 0
+    assert await balance(database, acme, "cash") == 0
 
 
 async def test_hosting_is_on_the_invoice(database: Database) -> None:
@@ -276,6 +350,9 @@ def test_events_ledger_and_invoices_agree_to_the_pico_dollar(
                 await service.finalize(tenant, month)
             if month == MONTHS[2]:
                 await post(database, events[:num_late])
+                if (owed := row.total_cents - cents_in(row.document["tax"]["amount"])) > 1:
+                    now = month.period(ZoneInfo(zone)).end + timedelta(days=3)
+                    await invoices_of(database, now).credit(row.id, Wish(cents=owed // 2))
         owed = await check_agreement(database, tenant, zone, events)
         files = await focus_of(database, tenant, Path(folder))
         assert sum(files.billed.values()) == dollars(owed)
@@ -311,10 +388,12 @@ async def focus_of(database: Database, tenant: Tenant, folder: Path) -> Files:
 async def check_focus(database: Database, tenant: Tenant, files: Files) -> None:
     """Every invoice that stands is in the files, to the cent; all that it charges, exactly."""
     async with database.reading() as session:
-        standing = await BillingRepository(session).standing(tenant.id)
+        billing = BillingRepository(session)
+        standing = await billing.standing(tenant.id)
+        notes = [note for row in standing for note in await billing.notes_on(row.id)]
         lines = across_tenants(InvoiceLine).where(InvoiceLine.is_void.is_(False))
         charged = sum(line.pico for line in await session.scalars(lines))
-    totals = {row.document["number"]: Decimal(row.document["total"]) for row in standing}
+    totals = {row.document["number"]: Decimal(row.document["total"]) for row in (*standing, *notes)}
     assert {number: total for number, total in files.billed.items() if total} == {
         number: total for number, total in totals.items() if total
     }
@@ -354,14 +433,15 @@ async def check_agreement(
         tariffs = await PriceRepository(session).tariffs(tenant.id)
         ledger = LedgerRepository(session)
         earned = -await ledger.balance(tenant.id, "revenue")
+        given_back = await ledger.balance(tenant.id, "revenue", kind="credit_note")
         owed = await ledger.balance(tenant.id, "receivable")
         used = -await ledger.balance(tenant.id, "revenue", kind="usage", period=until)
         assert await ledger.unbalanced() == []
     by_hand = [cost_pico(sku_of(e), tokens_of(e), tariffs.at(e.started_at)) for e in events]
     assert sum(by_hand) == used
     fees = sum(pico_of(r.document["minimum_fee"]) for r in rows if status_of(r) == "final")
-    fees -= sum(pico_of(r.document["minimum_fee"]) for r in rows if r.credits_id is not None)
-    assert sum(line.pico for line in lines) == earned - fees
+    fees += sum(pico_of(r.document["minimum_fee"]) for r in rows if r.credits_id is not None)
+    assert sum(line.pico for line in lines) == earned - fees + given_back
     assert owed == sum(row.total_cents for row in rows) * PICO_PER_CENT
     assert sorted(row.number for row in rows) == list(range(1, len(rows) + 1))
     return owed

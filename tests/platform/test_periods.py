@@ -1,13 +1,22 @@
 """Calendar periods in every zone: they tile time, and quarter hours tile them."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex_platform.usage.periods import is_bucket_start, month_of, months_between, period_of
+from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.usage.periods import (
+    hours_from,
+    is_bucket_start,
+    month_of,
+    months_between,
+    period_of,
+    zone_of,
+)
 
 ZONES = (
     "UTC",
@@ -50,6 +59,21 @@ def test_days_have_the_hours_that_the_clocks_say(zone: str, day: datetime, hours
     there = ZoneInfo(zone)
     period = period_of(day.replace(tzinfo=there), "day", there)
     assert (period.end - period.start) == timedelta(hours=hours)
+
+
+@given(moments, zones)
+def test_hours_begin_as_the_zones_do_and_tile_time(moment: datetime, zone: ZoneInfo) -> None:
+    hours = list(islice(hours_from(moment, zone), 30))
+    assert moment in hours[0]
+    assert hours[0].start.astimezone(zone).minute == 0
+    assert all(a.end == b.start for a, b in pairwise(hours))
+    assert all(is_bucket_start(hour.start) for hour in hours)
+
+
+@pytest.mark.parametrize("name", ["Mars/Base", "America", "../etc/passwd", "", "\0"])
+def test_what_is_no_zone_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="no such time zone"):
+        zone_of(name, "zone")
 
 
 def test_leap_day_belongs_to_february() -> None:

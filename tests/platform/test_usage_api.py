@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import httpx2
 import pytest
@@ -11,13 +12,14 @@ from fastapi import FastAPI
 from tests.platform_stand import NO_TLS, Served
 from tests.usage_stand import add_adapter_of, facts, post
 
+from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.models import Tenant
 from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.invoice_service import InvoiceService, Month
 from loraplex_platform.usage.ledger_repository import LedgerRepository
 from loraplex_platform.usage.money import dollars
-from loraplex_platform.usage.reports import Query, Reports
+from loraplex_platform.usage.reports import Query, Reports, Width
 
 DAY = timedelta(days=1)
 START = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - 3 * DAY
@@ -139,6 +141,27 @@ async def test_operators_see_all_tenants(served: Served, acme: Tenant) -> None:
     assert page["data"][0]["results"][0]["num_model_requests"] == 2
 
 
+@pytest.mark.parametrize(
+    ("width", "requests"),
+    [("1h", [1, 2]), ("1d", [1, 3, 1]), ("1mo", [4, 1])],  # of buckets that have any
+)
+async def test_buckets_are_those_of_the_readers_zone(
+    database: Database, width: Width, requests: list[int]
+) -> None:
+    """Days of Kathmandu begin at 18:15 UTC, its July on the thirtieth of June."""
+    tenant = await TenantService(database, SystemClock()).create("acme")
+    days = [(28, 18, 14), (28, 18, 15), (28, 19, 14), (29, 18, 14), (30, 18, 15)]
+    at = [datetime(2026, 6, *day, tzinfo=UTC) for day in days]
+    await post(database, [facts(tenant.id, started_at=moment) for moment in at])
+    end = at[2] if width == "1h" else datetime(2026, 7, 2, tzinfo=UTC)
+    query = Query(seconds(at[0]), seconds(end), width, zone=ZoneInfo("Asia/Kathmandu"))
+    page = await Reports(database, ManualClock(end)).completions(tenant.id, query)
+    found = [sum(r["num_model_requests"] for r in bucket["results"]) for bucket in page["data"]]
+    assert [count for count in found if count] == requests
+    ends = [bucket["end_time"] for bucket in page["data"]]
+    assert ends[:-1] == [bucket["start_time"] for bucket in page["data"][1:]]
+
+
 async def test_minutes_are_read_from_minutes(served: Served, acme: Tenant) -> None:
     database = served.app.state.database
     at = START + timedelta(minutes=7)
@@ -159,6 +182,8 @@ async def test_minutes_are_read_from_minutes(served: Served, acme: Tenant) -> No
         {"page": "later"},
         {"bucket_width": "1y"},
         {"start_time": "yesterday"},
+        {"start_time": 253_402_300_000},
+        {"time_zone": "Mars/Base"},
     ],
 )
 async def test_bad_questions_are_refused(

@@ -235,3 +235,11 @@ class BudgetsOut(BaseModel):
 
 class InvoiceBody(Input):
     month: MonthText
+
+
+class CreditNoteBody(Input):
+    """Without a line: of the whole invoice; without an amount: all that is left."""
+
+    line: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    amount: Dollars | None = None
+    reason: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""

@@ -7,6 +7,7 @@ from fastapi.responses import FileResponse
 from starlette.responses import Response
 
 from loraplex_platform.control.billing_schemas import (
+    CreditNoteBody,
     InvoiceBody,
     MonthInPath,
     MonthInQuery,
@@ -23,6 +24,7 @@ from loraplex_platform.control.services import (
     UsageReports,
 )
 from loraplex_platform.rest.route import Once, admin_router
+from loraplex_platform.usage.credit_notes import Wish, whole_cents
 from loraplex_platform.usage.documents import (
     FILE_ANSWERS,
     INVOICE_ANSWERS,
@@ -32,6 +34,7 @@ from loraplex_platform.usage.documents import (
     summary_of,
 )
 from loraplex_platform.usage.export_files import Format, Kind
+from loraplex_platform.usage.money import pico_of
 
 router = admin_router()
 INVOICES = "/tenants/{tenant_id}/invoices"
@@ -111,6 +114,17 @@ async def void_invoice(
     """Take it back with a credit note, which is the answer."""
     await invoices.get(invoice_id, tenant_id)
     return summary_of(await invoices.void(invoice_id, by=by))
+
+
+@router.post(INVOICE + "/credit", dependencies=[Once])
+async def credit_invoice(
+    tenant_id: Id, invoice_id: Id, body: CreditNoteBody, by: BillingWriter, invoices: Invoices
+) -> dict[str, Any]:
+    """Take back a line of it, or an amount before tax, with a credit note, which is the answer."""
+    await invoices.get(invoice_id, tenant_id)
+    cents = None if body.amount is None else whole_cents(pico_of(body.amount))
+    wish = Wish(body.line, cents, body.reason)
+    return summary_of(await invoices.credit(invoice_id, wish, by=by))
 
 
 @router.get(EXPORT + ".manifest.json")

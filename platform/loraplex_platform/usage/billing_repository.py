@@ -17,6 +17,7 @@ from loraplex_platform.usage.billing_models import (
 from loraplex_platform.usage.charges import Amount, Item
 from loraplex_platform.usage.credits import Grant
 from loraplex_platform.usage.invoice_document import Draft
+from loraplex_platform.usage.periods import Period
 
 
 class BillingRepository:
@@ -89,6 +90,23 @@ class BillingRepository:
             InvoiceRow.credits_id.is_(None),
         )
         return (await self._session.scalars(statement.order_by(InvoiceRow.period_start))).all()
+
+    async def notes_on(self, invoice_id: str) -> Sequence[InvoiceRow]:
+        """An invoice's credit notes, oldest first."""
+        statement = across_tenants(InvoiceRow).where(InvoiceRow.credits_id == invoice_id)
+        return (await self._session.scalars(statement.order_by(InvoiceRow.number))).all()
+
+    async def notes_in(self, tenant_id: str, period: Period) -> Sequence[InvoiceRow]:
+        """Credit notes of that time which leave their invoice standing."""
+        void = across_tenants(InvoiceRow).where(InvoiceRow.voided_at.is_not(None))
+        statement = across_tenants(InvoiceRow).where(
+            InvoiceRow.tenant_id == tenant_id,
+            InvoiceRow.finalized_at >= period.start,
+            InvoiceRow.finalized_at < period.end,
+            InvoiceRow.credits_id.is_not(None),
+            InvoiceRow.credits_id.not_in(void.with_only_columns(InvoiceRow.id)),
+        )
+        return (await self._session.scalars(statement.order_by(InvoiceRow.number))).all()
 
     async def next_number(self) -> int:
         """Two that ask at once get the same; the loser's transaction fails and is tried again."""

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants, for_tenant
 from loraplex_platform.db.upsert import insert_into
+from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.usage.billing_models import BillingProfile, BudgetAlert, BudgetRow
 from loraplex_platform.usage.periods import Period, Span, period_of
@@ -36,6 +37,15 @@ class Budget:
 
     def window(self, now: datetime) -> Period:
         return period_of(now, self.span, self.zone)
+
+
+def span_of(text: str) -> Span:
+    """Raises InvalidRequest."""
+    match text:
+        case "day" | "month":
+            return text
+        case _:
+            raise InvalidRequest(f"{text!r}: a budget is for each day or month", param="span")
 
 
 class BudgetRepository:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sqlalchemy.exc import IntegrityError
 
@@ -18,7 +17,7 @@ from loraplex_platform.usage.credits import Funding
 from loraplex_platform.usage.ledger import transfer
 from loraplex_platform.usage.ledger_repository import LedgerRepository
 from loraplex_platform.usage.money import PICO_PER_CENT
-from loraplex_platform.usage.periods import BUCKET, floor_to
+from loraplex_platform.usage.periods import BUCKET, floor_to, zone_of
 from loraplex_platform.usage.prepaid import CreditBalance, balance_of
 
 
@@ -91,10 +90,7 @@ class CreditService:
         self, profile: BillingProfile, *, by: Administrator = COMMAND_LINE
     ) -> BillingProfile:
         """Zone, address, tax, minimum fee; a new zone holds from the next invoice on."""
-        try:
-            ZoneInfo(profile.zone)
-        except (ZoneInfoNotFoundError, ValueError) as error:
-            raise InvalidRequest(f"no such time zone: {profile.zone!r}", param="zone") from error
+        zone_of(profile.zone, "zone")
         if min(profile.tax_basis_points, profile.minimum_fee_cents, profile.payment_days) < 0:
             raise InvalidRequest("tax, fee and days are not negative")
         async with changing(self._database, by, self._clock) as session:

@@ -12,6 +12,7 @@ from loraplex_platform.usage.export_files import Format
 from loraplex_platform.usage.exports import Written
 from loraplex_platform.usage.invoice_document import html_of
 from loraplex_platform.usage.invoice_service import content_of, status_of
+from loraplex_platform.usage.periods import zone_of
 
 MEDIA_TYPES: dict[Format, str] = {
     "jsonl": "application/jsonl",
@@ -33,6 +34,7 @@ def query_of(
     bucket_width: reports.Width = "1d",
     limit: int | None = None,
     page: str | None = None,
+    time_zone: Annotated[str, Query(max_length=64)] = "UTC",
     group_by: Annotated[list[str] | None, Query()] = None,
     group_by_brackets: Annotated[list[str] | None, Query(alias="group_by[]")] = None,
     project_ids: Annotated[list[str] | None, Query()] = None,
@@ -42,13 +44,17 @@ def query_of(
     models: Annotated[list[str] | None, Query()] = None,
     models_brackets: Annotated[list[str] | None, Query(alias="models[]")] = None,
 ) -> reports.Query:
-    """Lists are written `name=a&name=b`, or with brackets, as the official client does."""
+    """Lists are written `name=a&name=b`, or with brackets, as the official client does.
+
+    Hours, days and months are those of `time_zone`; months and it are our own.
+    """
     return reports.Query(
         start_time=start_time,
         end_time=end_time,
         bucket_width=bucket_width,
         limit=limit,
         page=page,
+        zone=zone_of(time_zone, "time_zone"),
         group_by=tuple((group_by or []) + (group_by_brackets or [])),
         project_ids=tuple((project_ids or []) + (project_ids_brackets or [])),
         api_key_ids=tuple((api_key_ids or []) + (api_key_ids_brackets or [])),

@@ -195,6 +195,16 @@ def extra_rows(account: Account, extras: Iterable[tuple[str, str, int]]) -> Iter
             yield account.row(category, description, account.billing, pico)
 
 
+def note_rows(
+    account: Account, number: str, credited: Period, parts: Iterable[tuple[str, int]]
+) -> Iterator[Row]:
+    """A credit note on the invoice of that period: (category, pico-USD) of its parts."""
+    for category, pico in parts:
+        if pico:
+            row = account.row(category, f"Credit note {number}", credited, pico)
+            yield row | {"ChargeClass": "Correction", "InvoiceId": number}
+
+
 def columns_of(version: str) -> tuple[str, ...]:
     """Of a file: 1.2, or 1.3 with the columns that name the provider."""
     more = PROVIDER_COLUMNS if version == "1.3" else ()

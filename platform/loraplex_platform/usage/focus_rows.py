@@ -15,6 +15,7 @@ from loraplex_platform.usage.focus import (
     Row,
     correction_row,
     extra_rows,
+    note_rows,
     usage_row,
 )
 from loraplex_platform.usage.hosting import HostingLine
@@ -51,6 +52,7 @@ class FocusRows:
             self._session.expunge_all()
             day += DAY
         yield [self._hosting_row(*hosted(line), line.period) for line in await self._hosting()]
+        yield await self._note_rows()
         if invoice is not None:
             yield await self._invoice_rows(invoice)
 
@@ -92,6 +94,21 @@ class FocusRows:
     def _hosting_row(self, item: Item, amount: Amount, period: Period) -> Row:
         self._count(item, amount)
         return usage_row(self._account, item, amount, period)
+
+    async def _note_rows(self) -> list[Row]:
+        """Of the credit notes that were written within the month, on whatever earlier invoice."""
+        account, billing = self._account, BillingRepository(self._session)
+        return [
+            row
+            for note in await billing.notes_in(account.tenant_id, account.billing)
+            for tax in [pico_of(note.document["tax"]["amount"])]
+            for row in note_rows(
+                account,
+                note.document["number"],
+                Period(note.period_start, note.period_end),
+                (("Credit", pico_of(note.document["total"]) - tax), ("Tax", tax)),
+            )
+        ]
 
     async def _invoice_rows(self, invoice: InvoiceRow) -> list[Row]:
         """Corrections, and what the rows above miss or have too much of the invoice's total."""

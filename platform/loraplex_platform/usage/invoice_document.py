@@ -58,7 +58,7 @@ class Draft:
 
     @property
     def tax_cents(self) -> int:
-        return cents_of(self.net_cents * PICO_PER_CENT * self.tax_basis_points // BASIS_POINTS)
+        return tax_cents_of(self.net_cents, self.tax_basis_points)
 
     @property
     def total_cents(self) -> int:
@@ -72,6 +72,15 @@ class Draft:
     @property
     def rounding_pico(self) -> int:
         return self.subtotal_cents * PICO_PER_CENT - self.exact_pico
+
+
+def tax_cents_of(net_cents: int, basis_points: int) -> int:
+    return cents_of(net_cents * PICO_PER_CENT * basis_points // BASIS_POINTS)
+
+
+def basis_points_of(document: Mapping[str, Any]) -> int:
+    """The tax rate that a document names."""
+    return int(Decimal(document["tax"]["percent"]) * 100)
 
 
 def description_of(item: Item) -> str:

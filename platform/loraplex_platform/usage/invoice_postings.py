@@ -6,7 +6,7 @@ from datetime import datetime
 from loraplex_platform.usage.billing_models import InvoiceRow, LedgerEntry
 from loraplex_platform.usage.invoice_document import Draft
 from loraplex_platform.usage.ledger import Transaction, charge, transfer
-from loraplex_platform.usage.money import PICO_PER_CENT
+from loraplex_platform.usage.money import PICO_PER_CENT, pico_of
 from loraplex_platform.usage.periods import BUCKET
 
 
@@ -53,6 +53,19 @@ def payment(row: InvoiceRow, now: datetime) -> Transaction:
         pico,
         debit="cash",
         credit="receivable",
+    )
+
+
+def credited(note: InvoiceRow, now: datetime) -> Transaction:
+    """What a credit note takes back of earnings and of tax, the tenant owes no more."""
+    total = note.total_cents * PICO_PER_CENT
+    tax = pico_of(note.document["tax"]["amount"])
+    return Transaction(
+        f"credit_note:{note.id}",
+        note.tenant_id,
+        "credit_note",
+        now,
+        {"revenue": tax - total, "tax": -tax, "receivable": total},
     )
 
 

@@ -1,8 +1,9 @@
 """Invoices: draft → final (numbered, immutable) → paid or void; credits and who is billed how."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -15,23 +16,28 @@ from loraplex_platform.events.catalogue import InvoiceEvent
 from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
-from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.tenants.models import Tenant
 from loraplex_platform.usage.billing_models import BillingProfile, InvoiceRow
 from loraplex_platform.usage.billing_repository import BillingRepository
 from loraplex_platform.usage.charges import Charges, difference
+from loraplex_platform.usage.credit_notes import Wish, part_of, whole_of
 from loraplex_platform.usage.credits import burn, turning_points
 from loraplex_platform.usage.invoice_document import (
     Draft,
     DraftLine,
     body_of,
     canonical,
-    digest_of,
 )
-from loraplex_platform.usage.invoice_postings import final_postings, payment, reversal
+from loraplex_platform.usage.invoice_postings import (
+    credited,
+    final_postings,
+    payment,
+    reversal,
+)
+from loraplex_platform.usage.invoice_rows import note_of, row_of, utc
 from loraplex_platform.usage.ledger_repository import LedgerRepository
-from loraplex_platform.usage.money import PICO_PER_CENT, cents_text
+from loraplex_platform.usage.money import PICO_PER_CENT
 from loraplex_platform.usage.periods import Period, month_of
 
 ATTEMPTS = 10  # at a number that another process may take first
@@ -75,38 +81,33 @@ class InvoiceService:
         self, tenant: Tenant, month: Month, *, by: Administrator = COMMAND_LINE
     ) -> InvoiceRow:
         """Give the draft a number; from then on it does not change."""
-        for attempt in range(ATTEMPTS):
-            try:
-                async with changing(self._database, by, self._clock) as session:
-                    return await self._finalize(session, tenant, month)
-            except IntegrityError as error:
-                if attempt == ATTEMPTS - 1:
-                    raise Conflict("other invoices are made at this moment") from error
-        raise AssertionError("the last attempt returns or raises")
+        return await self._numbered(by, partial(self._finalize, tenant=tenant, month=month))
 
     async def pay(self, invoice_id: str, *, by: Administrator = COMMAND_LINE) -> InvoiceRow:
-        """The money is there; a second time changes nothing."""
+        """The money is there, less what credit notes took back; a second time changes nothing.
+
+        Of a credit note on a paid invoice: its money was given back.
+        """
         now = self._clock.now()
         async with changing(self._database, by, self._clock) as session:
-            row = await _standing(BillingRepository(session), invoice_id)
+            billing = BillingRepository(session)
+            row = await _payable(billing, invoice_id)
             if row.paid_at is None:
-                row.paid_at = now
-                await LedgerRepository(session).post([payment(row, now)], now)
+                settled = [row, *(n for n in await billing.notes_on(row.id) if n.paid_at is None)]
+                for each in settled:
+                    each.paid_at = now
+                await LedgerRepository(session).post([payment(each, now) for each in settled], now)
         return row
 
     async def void(self, invoice_id: str, *, by: Administrator = COMMAND_LINE) -> InvoiceRow:
         """A credit note takes everything back: what was used can be invoiced again."""
-        now = self._clock.now()
-        async with changing(self._database, by, self._clock) as session:
-            billing = BillingRepository(session)
-            row = await _standing(billing, invoice_id)
-            if row.paid_at is not None:
-                raise Conflict("the invoice is paid")
-            note = await self._credit_note(billing, row, now)
-            await billing.void(row, now)
-            ledger = LedgerRepository(session)
-            await ledger.post(reversal(await ledger.of_invoice(row), row, now), now)
-        return note
+        return await self._numbered(by, partial(self._void, invoice_id=invoice_id))
+
+    async def credit(
+        self, invoice_id: str, wish: Wish, *, by: Administrator = COMMAND_LINE
+    ) -> InvoiceRow:
+        """A credit note takes a part back, of an invoice that stands, paid or not."""
+        return await self._numbered(by, partial(self._credit, invoice_id=invoice_id, wish=wish))
 
     async def list(self, tenant_id: str) -> Sequence[InvoiceRow]:
         async with self._database.reading() as session:
@@ -165,10 +166,10 @@ class InvoiceService:
         document = self._head(tenant, profile, "Invoice") | body_of(draft, profile.zone)
         document |= {
             "number": f"INV-{number:06}",
-            "finalized_at": _utc(now),
-            "due_at": _utc(due_at),
+            "finalized_at": utc(now),
+            "due_at": utc(due_at),
         }
-        row = _row(tenant.id, number, draft.period, draft.total_cents, document, now, due_at)
+        row = row_of(tenant.id, number, draft.period, draft.total_cents, document, now, due_at)
         await billing.add_invoice(row, draft)
         pico = {grant: cents * PICO_PER_CENT for grant, cents in draft.burned.items()}
         await billing.add_uses(row, pico)
@@ -177,22 +178,43 @@ class InvoiceService:
         await emit(session, tenant.id, "invoice.finalized", event, now)
         return row
 
-    async def _credit_note(
-        self, billing: BillingRepository, row: InvoiceRow, now: datetime
-    ) -> InvoiceRow:
-        number = await billing.next_number()
-        document = row.document | {
-            "title": "Credit note",
-            "number": f"INV-{number:06}",
-            "of": row.document["number"],
-            "total": cents_text(-row.total_cents),
-            "finalized_at": _utc(now),
-        }
-        period = Period(row.period_start, row.period_end)
-        note = _row(row.tenant_id, number, period, -row.total_cents, document, now, now)
-        note.credits_id = row.id
+    async def _void(self, session: AsyncSession, invoice_id: str) -> InvoiceRow:
+        now, billing = self._clock.now(), BillingRepository(session)
+        number = await billing.next_number()  # first: who writes a note meanwhile has the same
+        row = await _standing(billing, invoice_id)
+        if row.paid_at is not None:
+            raise Conflict("the invoice is paid")
+        if await billing.notes_on(row.id):
+            raise Conflict("the invoice has credit notes: credit what is left of it")
+        note = note_of(row, number, whole_of(row.document), now)
         await billing.add_invoice(note, None)
+        await billing.void(row, now)
+        ledger = LedgerRepository(session)
+        await ledger.post(reversal(await ledger.of_invoice(row), row, now), now)
         return note
+
+    async def _credit(self, session: AsyncSession, invoice_id: str, wish: Wish) -> InvoiceRow:
+        now, billing = self._clock.now(), BillingRepository(session)
+        number = await billing.next_number()  # first, as above
+        row = await _standing(billing, invoice_id)
+        earlier = [note.document for note in await billing.notes_on(row.id)]
+        note = note_of(row, number, part_of(row.document, earlier, wish), now)
+        await billing.add_invoice(note, None)
+        await LedgerRepository(session).post([credited(note, now)], now)
+        return note
+
+    async def _numbered(
+        self, by: Administrator, make: Callable[[AsyncSession], Awaitable[InvoiceRow]]
+    ) -> InvoiceRow:
+        """Makes it again where another process took the number first."""
+        for attempt in range(ATTEMPTS):
+            try:
+                async with changing(self._database, by, self._clock) as session:
+                    return await make(session)
+            except IntegrityError as error:
+                if attempt == ATTEMPTS - 1:
+                    raise Conflict("other invoices are made at this moment") from error
+        raise AssertionError("the last attempt returns or raises")
 
     def _head(self, tenant: Tenant, profile: BillingProfile, title: str) -> dict[str, Any]:
         name = profile.legal_name or tenant.name
@@ -216,37 +238,25 @@ def content_of(row: InvoiceRow) -> bytes:
     return canonical(row.document)
 
 
-async def _standing(billing: BillingRepository, invoice_id: str) -> InvoiceRow:
+async def _found(billing: BillingRepository, invoice_id: str) -> InvoiceRow:
     row = await billing.invoice(invoice_id)
     if row is None:
         raise NotFound(f"there is no invoice {invoice_id!r}", param="invoice_id")
-    if row.voided_at is not None or row.credits_id is not None:
-        raise Conflict("the invoice is void, or a credit note")
     return row
 
 
-def _row(
-    tenant_id: str,
-    number: int,
-    period: Period,
-    total_cents: int,
-    document: dict[str, Any],
-    now: datetime,
-    due_at: datetime,
-) -> InvoiceRow:
-    return InvoiceRow(
-        id=new_id("inv"),
-        tenant_id=tenant_id,
-        number=number,
-        period_start=period.start,
-        period_end=period.end,
-        total_cents=total_cents,
-        document=document,
-        sha256=digest_of(document),
-        finalized_at=now,
-        due_at=due_at,
-    )
+async def _payable(billing: BillingRepository, invoice_id: str) -> InvoiceRow:
+    """An invoice that stands, or a credit note on one that is paid."""
+    row = await _found(billing, invoice_id)
+    if row.credits_id is None:
+        return await _standing(billing, invoice_id)
+    if (await _found(billing, row.credits_id)).paid_at is None:
+        raise Conflict("the credit note lessens an invoice that is not paid")
+    return row
 
 
-def _utc(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+async def _standing(billing: BillingRepository, invoice_id: str) -> InvoiceRow:
+    row = await _found(billing, invoice_id)
+    if row.voided_at is not None or row.credits_id is not None:
+        raise Conflict("the invoice is void, or a credit note")
+    return row

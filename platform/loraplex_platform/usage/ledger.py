@@ -11,7 +11,16 @@ from typing import Any, Literal
 
 Account = Literal["receivable", "revenue", "credit", "promotion", "cash", "tax", "rounding"]
 TransactionKind = Literal[
-    "usage", "hosting", "fee", "tax", "rounding", "grant", "burn", "payment", "reversal"
+    "usage",
+    "hosting",
+    "fee",
+    "tax",
+    "rounding",
+    "grant",
+    "burn",
+    "payment",
+    "reversal",
+    "credit_note",
 ]
 
 

@@ -4,9 +4,12 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Literal, NamedTuple
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from loraplex_platform.kit.errors import InvalidRequest
 
 BUCKET = timedelta(minutes=15)  # every current UTC offset is a multiple of it
+HOUR = timedelta(hours=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Span = Literal["day", "month"]
 
@@ -25,6 +28,14 @@ class Period(NamedTuple):
         inner = sorted({moment for moment in moments if self.start < moment < self.end})
         for start, end in pairwise((self.start, *inner, self.end)):
             yield Period(start, end)
+
+
+def zone_of(name: str, param: str) -> ZoneInfo:
+    """Raises InvalidRequest."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # «America» is a folder
+        raise InvalidRequest(f"no such time zone: {name!r}", param=param) from error
 
 
 def floor_to(moment: datetime, width: timedelta) -> datetime:
@@ -47,6 +58,23 @@ def period_of(moment: datetime, span: Span, zone: ZoneInfo) -> Period:
     if span == "day":
         return Period(_midnight(today, zone), _midnight(today + timedelta(days=1), zone))
     return month_of(today.year, today.month, zone)
+
+
+def periods_from(moment: datetime, span: Span, zone: ZoneInfo) -> Iterator[Period]:
+    """The calendar days or months of the zone from the one that contains the moment on, without end."""
+    while True:
+        period = period_of(moment, span, zone)
+        yield period
+        moment = period.end
+
+
+def hours_from(moment: datetime, zone: ZoneInfo) -> Iterator[Period]:
+    """Hours that begin as the zone's do at that moment, without end."""
+    offset = moment.astimezone(zone).utcoffset() or timedelta()
+    start = floor_to(moment + offset, HOUR) - offset
+    while True:
+        yield Period(start, start + HOUR)
+        start += HOUR
 
 
 def month_of(year: int, month: int, zone: ZoneInfo) -> Period:

@@ -1,9 +1,12 @@
-"""Usage and costs over time, in OpenAI's shapes: buckets in UTC, the empty ones present."""
+"""Usage and costs over time, in OpenAI's shapes: buckets of the reader's zone, the empty ones present."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -15,19 +18,20 @@ from loraplex_platform.usage.charges import Charges
 from loraplex_platform.usage.invoice_document import LABELS
 from loraplex_platform.usage.models import UsageMinute, UsageQuarter
 from loraplex_platform.usage.money import dollars
-from loraplex_platform.usage.periods import EPOCH, Period, floor_to
+from loraplex_platform.usage.periods import EPOCH, Period, floor_to, hours_from, periods_from
 from loraplex_platform.usage.price_repository import PriceRepository
 from loraplex_platform.usage.prices import Tariffs
 from loraplex_platform.usage.rating import rate, sums_of_quarter
 from loraplex_platform.usage.repository import UsageRepository
 
-Width = Literal["1m", "1h", "1d"]
-WIDTHS: dict[Width, timedelta] = {
-    "1m": timedelta(minutes=1),
-    "1h": timedelta(hours=1),
-    "1d": timedelta(days=1),
+Width = Literal["1m", "1h", "1d", "1mo"]  # months are our own
+MINUTE = timedelta(minutes=1)
+LIMITS: dict[Width, tuple[int, int]] = {
+    "1m": (60, 1440),
+    "1h": (24, 168),
+    "1d": (7, 31),
+    "1mo": (12, 120),
 }
-LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 COST_LIMITS = (7, 180)
 SERVICE_TIERS = {"batch": "flex", "standard": "default", "interactive": "priority"}
 Json = dict[str, Any]
@@ -59,6 +63,22 @@ class Query:
     models: tuple[str, ...] = ()
     limit: int | None = None
     page: str | None = None
+    zone: ZoneInfo = ZoneInfo("UTC")  # noqa: RUF009 (immutable)
+
+    def tiles(self, moment: datetime) -> Iterator[Period]:
+        """Buckets from the one that contains the moment on, without end."""
+        match self.bucket_width:
+            case "1m":
+                start = floor_to(moment, MINUTE)
+                while True:
+                    yield Period(start, start + MINUTE)
+                    start += MINUTE
+            case "1h":
+                yield from hours_from(moment, self.zone)
+            case "1d":
+                yield from periods_from(moment, "day", self.zone)
+            case "1mo":
+                yield from periods_from(moment, "month", self.zone)
 
     def keeps(self, row: Sums) -> bool:
         return (
@@ -131,16 +151,13 @@ class Reports:
         limit = usual if query.limit is None else query.limit
         if not 1 <= limit <= most:
             raise InvalidRequest(f"'limit' is from 1 to {most} here.", param="limit")
-        width = WIDTHS[query.bucket_width]
-        start = floor_to(_moment(query.page or query.start_time), width)
+        start = _moment(query.page or query.start_time)
         end = self._clock.now() if query.end_time is None else _moment(query.end_time)
         if end <= start:
             raise InvalidRequest("'end_time' is not after 'start_time'.", param="end_time")
-        count = -(-(end - start) // width)
-        shown = [
-            Period(start + n * width, start + (n + 1) * width) for n in range(min(limit, count))
-        ]
-        return shown, count > limit
+        asked = takewhile(lambda bucket: bucket.start < end, query.tiles(start))
+        shown = list(islice(asked, limit))
+        return shown, shown[-1].end < end
 
 
 async def _costs(
@@ -188,9 +205,12 @@ def _whose(
 
 def _moment(seconds: int | str) -> datetime:
     try:
-        return EPOCH + timedelta(seconds=int(seconds))
+        moment = EPOCH + timedelta(seconds=int(seconds))
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"{seconds!r} is not a Unix time.", param="page") from error
+    if not 2 <= moment.year <= 9998:  # so that the bucket around it is a time as well
+        raise InvalidRequest(f"{seconds!r} is no time of ours.", param="page")
+    return moment
 
 
 def _check(given: Iterable[str], known: Iterable[str]) -> None:
@@ -204,8 +224,7 @@ def _whole(buckets: Sequence[Period]) -> Period:
 
 
 def _bucket_of(moment: datetime, buckets: Sequence[Period]) -> datetime:
-    first, width = buckets[0].start, buckets[0].end - buckets[0].start
-    return buckets[(moment - first) // width].start
+    return buckets[bisect_right(buckets, moment, key=lambda bucket: bucket.start) - 1].start
 
 
 def _sorted(groups: dict[Group, Any]) -> list[tuple[Group, Any]]:

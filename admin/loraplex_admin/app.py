@@ -1,6 +1,7 @@
 """The console: puts its pages behind sign-in, roles and form tokens, and mounts them."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -40,6 +41,7 @@ from loraplex_platform.kit.errors import NotFound, PermissionDenied, PlatformErr
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.roles import allows
 from loraplex_platform.people.schemas import Visitor
+from loraplex_platform.people.sessions import SessionService
 
 HERE = Path(__file__).parent
 PAGES: tuple[Page, ...] = (
@@ -156,29 +158,24 @@ async def _shown(page: Page, visit: Visit) -> Response:
     request, visitor = visit.request, visit.visitor
     if page.permission is not None and visitor is None:
         return _to_sign_in(request)
-    form = FormData()
-    if page.method == "POST":
-        form = await request.form(max_files=0, max_fields=MAX_FIELDS)
-        _check_source(visit, form, has_token=page.permission is not None)
     if page.permission is not None and visitor is not None:
         allows(visitor.administrator, page.permission)
         if page.is_staff and visitor.administrator.tenant_id is not None:
             raise NotFound("there is no such page")
-    visit = Visit(request, visit.services, visit.templates, visitor, form)
-    return await (once(visit, page.show) if page.method == "POST" else page.show(visit))
-
-
-def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:
-    """The form is one of ours, and of this session if it needs one."""
-    if not is_from_here(visit.request):
+    if page.method == "GET":
+        return await page.show(visit)
+    if not is_from_here(request):
         raise PermissionDenied("This form was not sent from the console.")
-    if visit.visitor is None or not has_token:
-        return
+    async with request.form(max_files=page.max_files, max_fields=MAX_FIELDS) as form:
+        if page.permission is not None and visitor is not None:
+            _check_token(visit.services.sessions, visitor, form)
+        return await once(replace(visit, form=form), page.show)
+
+
+def _check_token(sessions: SessionService, visitor: Visitor, form: FormData) -> None:
+    """The form is of this session."""
     presented = form.get("csrf")
-    sessions = visit.services.sessions
-    if not isinstance(presented, str) or not sessions.is_form_token(
-        visit.visitor.session_id, presented
-    ):
+    if not isinstance(presented, str) or not sessions.is_form_token(visitor.session_id, presented):
         raise PermissionDenied("This form is not of your session: load the page again.")
 
 

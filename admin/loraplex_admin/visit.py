@@ -183,3 +183,4 @@ class Page(NamedTuple):
     show: Callable[[Visit], Awaitable[Response]]
     permission: Permission | None = "read"  # None: anybody, signed in or not
     is_staff: bool = False  # not for tenants' people
+    max_files: int = 0  # in its form

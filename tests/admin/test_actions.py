@@ -1,17 +1,23 @@
 """What the console's forms do to plans, webhooks, adapters, batches and bills, and who did it."""
 
 import asyncio
+import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from tests.adapter_stand import CONFIG_BYTES, weights_of, zip_of
 from tests.admin.test_pages import SECRET, change_of
 from tests.console_places import Places, furnish
-from tests.console_stand import Browser, ConsoleStand
+from tests.console_stand import Browser, ConsoleStand, console_stand
 from tests.platform_stand import Seeded, add_adapter
 from tests.usage_stand import facts, post
 
 from loraplex_adapters.report import LoadReport
+from loraplex_admin.app import mount_console
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.catalogue.publishing import publish
@@ -117,6 +123,71 @@ async def test_adapter_gets_a_canary_a_new_version_and_goes_back(
     assert "is_enabled: " in await change_of(owner, "adapter name updated")
     page = (await owner.get(f"{path}?version=2")).text
     assert "Load report of version 2" in page
+
+
+CONFIG, WEIGHTS = ("<img src=x>.json", CONFIG_BYTES), ("../\u202ew", weights_of())
+NONE_CHOSEN = ("", b"")  # what a browser sends of an empty field
+
+
+async def test_adapter_is_uploaded_and_another_version_waits(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    theirs = await stand.signed_in("tenant_admin", "acme")
+    form = {"tenant_id": stand.acme, "name": "team/poet", "archive": NONE_CHOSEN}
+    made = await theirs.post("/adapters", **form, config=CONFIG, weights=WEIGHTS)
+    path = f"/tenants/{stand.acme}/adapters/team/poet"
+    assert place_of(made.headers["location"]) == path
+    packed = zip_of(
+        {"adapter_config.json": CONFIG_BYTES, "adapter_model.safetensors": weights_of(1)}
+    )
+    empty = {"config": NONE_CHOSEN, "weights": NONE_CHOSEN}
+    await owner.post("/adapters", **form | empty | {"archive": ("a.zip", packed)})
+    page = (await owner.get(path)).text
+    assert "version 1 answers" in page
+    assert "Make current… version 2" in page
+    assert "tenant_admin@acme" in await change_of(owner, "adapter name created")
+
+
+async def test_upload_that_is_no_adapter_or_for_another_tenant_is_refused(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    theirs = await stand.signed_in("tenant_admin", "globex")
+    form = {"tenant_id": stand.acme, "name": "poet", "config": CONFIG, "weights": WEIGHTS}
+    assert (await theirs.post("/adapters", **form)).status_code == 404
+    for name, value in (
+        ("config", ("c", b"{}")),
+        ("weights", ("w", b"pickle")),
+        ("weights", NONE_CHOSEN),
+        ("name", "../poet"),
+        ("name", ""),
+    ):
+        assert (await owner.post("/adapters", **form | {name: value})).status_code == 400, value
+    assert "poet" not in (await owner.get(f"/tenants/{stand.acme}/adapters")).text
+
+
+async def test_another_file_in_the_same_form_is_another_upload(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    form = {"tenant_id": stand.acme, "name": "poet", "config": CONFIG, "once": "form_1"}
+    places = [
+        (await owner.post("/adapters", **form, weights=("w", weights_of(seed)))).headers["location"]
+        for seed in (0, 0, 1)
+    ]
+    assert [place.partition("version=")[2][0] for place in places] == ["1", "1", "2"]
+
+
+async def test_upload_may_be_larger_than_other_forms(
+    make_app: Callable[..., FastAPI], base: Path, seeded: tuple[Path, Seeded]
+) -> None:
+    small = make_app(model=str(base), max_body_bytes=1_000)
+    mount_console(small)
+    sessions = json.loads((seeded[0] / "sessions.json").read_text())
+    async with console_stand(small, sessions) as stand:
+        owner = await stand.signed_in()
+        assert len(WEIGHTS[1]) > 1_000
+        form = {"tenant_id": stand.acme, "name": "poet", "config": CONFIG, "weights": WEIGHTS}
+        assert (await owner.post("/adapters", **form)).status_code == 303
+        assert (await owner.post("/tenants", name="x" * 1_001)).status_code == 413
 
 
 async def test_who_has_an_adapter_loaded_is_in_the_log(stand: ConsoleStand, owner: Browser) -> None:

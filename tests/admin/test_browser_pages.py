@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 from fastapi import FastAPI
 from playwright.async_api import Page as Tab
+from tests.adapter_stand import CONFIG_BYTES, weights_of
 from tests.admin.test_browser import Chromium, browsing
 from tests.admin.test_escaping import ATTACKS
 from tests.admin.test_pages import asked
@@ -155,6 +156,9 @@ MADE = {
 }
 
 
+FILES = {"config": CONFIG_BYTES, "weights": weights_of()}
+
+
 class Button(NamedTuple):
     form_at: int
     button_at: int
@@ -193,6 +197,11 @@ async def press(tab: Tab, form_at: int, button_at: int) -> None:
         field = form.locator(f"input[name={name}]:not([type=hidden])")
         if await field.count():
             await field.first.fill(value.format(n=next(numbers)))
+    for name, content in FILES.items():
+        field = form.locator(f"input[name={name}]")
+        if await field.count():
+            file = {"name": name, "mimeType": "application/octet-stream", "buffer": content}
+            await field.set_input_files(file)  # type: ignore[arg-type]  # a dict, as its docs say
     async with tab.expect_navigation():
         await form.locator("button").nth(button_at).click()
     await is_well(tab)

@@ -20,6 +20,9 @@ from loraplex_adapters.report import LoadReport
 from loraplex_admin.app import mount_console
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.auth.service import KeyService
+from loraplex_platform.batches.models import Batch
+from loraplex_platform.batches.repository import BatchRepository
+from loraplex_platform.batches.service import COUNTERS
 from loraplex_platform.catalogue.publishing import publish
 from loraplex_platform.catalogue.service import CatalogueService
 from loraplex_platform.kit.clock import SystemClock
@@ -36,6 +39,12 @@ async def owner(stand: ConsoleStand) -> Browser:
 @pytest.fixture
 async def places(stand: ConsoleStand, keys: Seeded) -> Places:
     return await furnish(stand, keys.acme.split("_")[1])
+
+
+def following(page: str, path: str) -> str:
+    """Where the next page is; nowhere after the last."""
+    [*_, link] = ["", *re.findall(rf'href="/admin({path}\?[^"]*after=[^"]+)">Next', page)]
+    return link.replace("&amp;", "&")
 
 
 def place_of(location: str) -> str:
@@ -341,9 +350,58 @@ async def test_tables_are_sorted_and_filtered_by_their_address(
     assert 'aria-sort="descending"' in page
     assert first_cells((await owner.get("/tenants?sort=nonsense")).text)[0] == "acme"
     assert first_cells((await owner.get("/tenants?state=suspended")).text) == []
-    await add_adapter(stand.app.state.database, stand.acme, "zebra", version="z")
+    for number in range(101):  # more than a page
+        await add_adapter(
+            stand.app.state.database, stand.acme, f"a{number:03}", version=str(number)
+        )
     adapters = (await owner.get(f"/tenants/{stand.acme}/adapters?sort=-name")).text
-    assert first_cells(adapters)[0] == "zebra"
+    assert first_cells(adapters)[:2] == ["support", "acme-only"]
+
+
+async def test_slowest_requests_come_first_wherever_they_are(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    now = SystemClock().now()
+    events = [
+        facts(
+            stand.acme, started_at=now - timedelta(minutes=n), ended_at=now, total_s=float(n % 97)
+        )
+        for n in range(120)
+    ]
+    await post(stand.app.state.database, events)
+    slowest = sorted(events, key=lambda event: (event.total_s, event.request_id), reverse=True)
+    path, seen = "/requests?sort=-total", []
+    while path:
+        page = (await owner.get(path)).text
+        seen += re.findall(r"/requests/(req_\d+)", page)
+        path = following(page, "/requests")
+    assert seen == [event.request_id for event in slowest]
+    assert "Looked through: the newest 20\u202f000" in page
+
+
+async def test_batches_are_filtered_and_sorted(stand: ConsoleStand, owner: Browser) -> None:
+    async with stand.app.state.database.unit_of_work() as session:
+        for number in range(60):
+            status = "failed" if number == 0 else "completed"
+            await BatchRepository(session).add(old_batch(stand, number, status))
+    newest = first_cells((await owner.get("/batches")).text)
+    assert newest[:2] == ["…000000000059", "…000000000058"]
+    longest = (await owner.get("/batches?sort=lines")).text
+    assert first_cells(longest)[0] == "…000000000059"  # 60 - 59 lines
+    rest = (await owner.get(following(longest, "/batches"))).text
+    assert first_cells(rest)[-1] == "…000000000000"
+    assert first_cells((await owner.get("/batches?status=failed")).text) == ["…000000000000"]
+    assert "No job is in this state" in (await owner.get("/batches?status=expired")).text
+
+
+def old_batch(stand: ConsoleStand, number: int, status: str) -> Batch:
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=number)
+    return Batch(
+        id=f"batch_0000000000{number:02}", tenant_id=stand.acme, project_id=stand.project, key_id="k",
+        rights={}, status=status, endpoint="/v1/completions", completion_window="24h",
+        input_file_id="file", priority=0, created_at=at, expires_at=at,
+        **dict.fromkeys(COUNTERS, 0) | {"total": 60 - number},
+    )  # fmt: skip
 
 
 async def test_sorted_tenants_are_walked_page_by_page(stand: ConsoleStand, owner: Browser) -> None:
@@ -354,11 +412,7 @@ async def test_sorted_tenants_are_walked_page_by_page(stand: ConsoleStand, owner
         while path:
             page = (await owner.get(path)).text
             seen += first_cells(page)
-            [*_, following] = [
-                "",
-                *re.findall(r'href="/admin(/tenants\?[^"]*after=[^"]+)">Next', page),
-            ]
-            path = following.replace("&amp;", "&")
+            path = following(page, "/tenants")
         assert len(seen) == len(set(seen)) == 62, order
         if order.endswith("name"):
             assert seen == sorted(seen, reverse=order.startswith("-"))

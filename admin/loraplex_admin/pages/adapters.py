@@ -3,8 +3,7 @@
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
-from loraplex_admin.visit import Change, Columns, Page, Visit
-from loraplex_platform.catalogue.models import AdapterName
+from loraplex_admin.visit import Change, Page, Visit
 from loraplex_platform.catalogue.service import Entry
 from loraplex_platform.catalogue.upload import receive
 from loraplex_platform.kit.errors import InvalidRequest
@@ -14,24 +13,18 @@ from loraplex_platform.tenants.models import Tenant
 ALL = "/tenants/{tenant_id}/adapters"
 ONE = ALL + "/{name:path}"
 SHOWN = 100
-COLUMNS: Columns[AdapterName] = {
-    "name": lambda row: row.name,
-    "versions": lambda row: row.last_number,
-    "changed": lambda row: row.updated_at,
-}
 
 
 async def show_all(visit: Visit) -> Response:
     services, tenant = visit.services, await _tenant(visit)
     principal = Principal(tenant.id, "", "")
     rows = await services.adapters.catalogue.page(
-        principal, after=visit.wanted("after"), limit=SHOWN + 1
+        principal, after=visit.wanted("after"), limit=SHOWN + 1, order=visit.sort
     )
     return visit.render(
         "adapters.html",
         tenant=tenant,
-        rows=visit.sorted(rows[:SHOWN], COLUMNS),
-        last=rows[:SHOWN][-1].name if rows else "",
+        rows=rows[:SHOWN],
         has_more=len(rows) > SHOWN,
     )
 

@@ -22,20 +22,10 @@ LABELS = {
 
 
 async def show_all(visit: Visit) -> Response:
-    rows = await visit.services.plans.page(after=visit.wanted("after"), limit=SHOWN + 1)
-    return visit.render(
-        "plans.html",
-        rows=visit.sorted(
-            rows[:SHOWN],
-            {
-                "name": lambda plan: plan.name,
-                "weight": lambda plan: plan.weight,
-                "since": lambda plan: plan.created_at,
-            },
-        ),
-        last=rows[:SHOWN][-1].id if rows else "",
-        has_more=len(rows) > SHOWN,
+    rows = await visit.services.plans.page(
+        after=visit.wanted("after"), limit=SHOWN + 1, order=visit.sort
     )
+    return visit.render("plans.html", rows=rows[:SHOWN], has_more=len(rows) > SHOWN)
 
 
 async def show_new(visit: Visit) -> Response:

@@ -4,21 +4,15 @@ from datetime import timedelta
 
 from starlette.responses import Response
 
-from loraplex_admin.visit import Columns, Page, Visit
+from loraplex_admin.visit import Page, Visit
 from loraplex_engine.messages import TIERS
-from loraplex_platform.admission.refusals import Refusals
 from loraplex_platform.kit.errors import NotFound
 from loraplex_platform.tenants.repository import TenantFilter
-from loraplex_platform.usage.request_repository import SEARCHED, RequestFilter
+from loraplex_platform.usage.request_repository import REQUESTS, SEARCHED, RequestFilter
 
 SHOWN = 50
 HOURS = {"1": "last hour", "24": "last day", "168": "last week", "720": "last 30 days"}
-COLUMNS: Columns[Refusals] = {
-    "limit": lambda row: row.limit,
-    "turned": lambda row: row.requests,
-    "first": lambda row: row.first,
-    "last": lambda row: row.last,
-}
+MOST = 100  # limits and keys that turned requests away
 OUTCOMES = ("stop", "length", "disconnect", "cancelled", "error")
 
 
@@ -28,14 +22,17 @@ async def show_requests(visit: Visit) -> Response:
     chosen = {name: visit.wanted(name) for name in names}
     chosen["tenant_id"] = await visit.tenant_wanted()
     wanted = RequestFilter(**chosen, since=services.clock.now() - within)
-    rows = await services.requests.page(by, wanted, after=visit.wanted("after"), limit=SHOWN + 1)
+    rows = await services.requests.page(
+        by, wanted, order=visit.sort, after=visit.wanted("after"), limit=SHOWN + 1
+    )
+    is_sorted = visit.sort.removeprefix("-") in REQUESTS.columns
     return visit.render(
         "requests.html",
         rows=rows[:SHOWN],
         has_more=len(rows) > SHOWN,
         tenants=await services.tenants.names(by, {row.tenant_id for row in rows}),
         chosen=chosen,
-        searched=SEARCHED if wanted.is_rare else None,
+        searched=SEARCHED if wanted.is_rare or is_sorted else None,
         hours=_hours(visit),
         spans=HOURS,
         tiers=TIERS,
@@ -54,11 +51,14 @@ async def show_request(visit: Visit) -> Response:
 async def show_refusals(visit: Visit) -> Response:
     services, by = visit.services, visit.by
     tenant_id = await visit.tenant_wanted()
-    totals = await services.refusals.totals(by, _within(visit), tenant_id=tenant_id)
+    totals = await services.refusals.totals(
+        by, _within(visit), tenant_id=tenant_id, limit=MOST, order=visit.sort or "-turned"
+    )
     recent = [] if tenant_id is None else await services.refusals.recent(by, tenant_id)
     return visit.render(
         "refusals.html",
-        totals=visit.sorted(totals, COLUMNS),
+        totals=totals,
+        most=MOST,
         recent=recent,
         tenant_id=tenant_id,
         tenants=await services.tenants.names(by, {row.tenant_id for row in totals}),

@@ -12,7 +12,7 @@ from loraplex_platform.admission.limits import DIMENSIONS
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.tenants.models import Plan, Tenant
-from loraplex_platform.tenants.repository import ORDERS, TenantFilter
+from loraplex_platform.tenants.repository import TenantFilter
 from loraplex_platform.tenants.schemas import NEXT_STATES, TenantState, standing_of
 
 SHOWN = 50
@@ -39,7 +39,7 @@ async def show_tenants(visit: Visit) -> Response:
         after=visit.wanted("after"),
         limit=SHOWN + 1,
         wanted=wanted,
-        order=visit.sort if visit.sort in ORDERS else ORDERS[0],
+        order=visit.sort,
     )
     plans = {plan.id: plan for plan in await visit.services.plans.page(limit=PLANS)}
     standings = {
@@ -77,6 +77,9 @@ async def show(visit: Visit) -> Response:
         standing = standing_of(tenant, next((p for p in plans if p.id == tenant.plan_id), None))
     else:
         standing = await services.tenants.standing(tenant)
+    projects = await services.projects.page(
+        by, tenant.id, after=visit.wanted("after"), limit=SHOWN + 1, order=visit.sort
+    )
     return visit.render(
         "tenant.html",
         tenant=tenant,
@@ -87,7 +90,8 @@ async def show(visit: Visit) -> Response:
         plan=next((plan for plan in plans if plan.id == tenant.plan_id), None),
         uses=uses,
         refusals=await services.refusals.totals(by, DAY, tenant_id=tenant.id, limit=10),
-        projects=await services.projects.page(by, tenant.id, limit=100),
+        projects=projects[:SHOWN],
+        has_more=len(projects) > SHOWN,
     )
 
 

@@ -16,7 +16,9 @@ EVENT = re.compile(r"\*|[a-z_.]{1,64}")
 
 async def show_everywhere(visit: Visit) -> Response:
     services, by = visit.services, visit.by
-    rows = await services.webhooks.seen(by, after=visit.wanted("after"), limit=SHOWN + 1)
+    rows = await services.webhooks.page(
+        by, None, after=visit.wanted("after"), limit=SHOWN + 1, order=visit.sort
+    )
     return visit.render(
         "webhooks_everywhere.html",
         rows=rows[:SHOWN],
@@ -27,14 +29,13 @@ async def show_everywhere(visit: Visit) -> Response:
 
 async def show_all(visit: Visit) -> Response:
     services, by, tenant_id = visit.services, visit.by, visit.place("tenant_id")
-    rows = await services.webhooks.page(by, tenant_id, after=visit.wanted("after"), limit=SHOWN + 1)
+    rows = await services.webhooks.page(
+        by, tenant_id, after=visit.wanted("after"), limit=SHOWN + 1, order=visit.sort
+    )
     return visit.render(
         "webhooks.html",
         tenant=await services.tenants.find(by, tenant_id),
-        rows=visit.sorted(
-            rows[:SHOWN], {"url": lambda row: row.url, "since": lambda row: row.created_at}
-        ),
-        last=rows[:SHOWN][-1].id if rows else "",
+        rows=rows[:SHOWN],
         has_more=len(rows) > SHOWN,
     )
 

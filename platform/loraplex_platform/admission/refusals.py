@@ -64,11 +64,12 @@ class RefusalService:
         *,
         tenant_id: str | None = None,
         limit: int = 100,
+        order: str = "-turned",
     ) -> Sequence[Refusals]:
-        """Most refused first."""
+        """Most refused first, unless `order` says otherwise."""
         since = self._clock.now() - within - timedelta(minutes=1)
         async with self._database.reading(by) as session:
-            rows = await RejectionRepository(session).totals(by, since, tenant_id, limit)
+            rows = await RejectionRepository(session).totals(by, since, tenant_id, limit, order)
         return [Refusals._make(row) for row in rows]
 
     async def by_minute(self, by: Administrator, since: datetime) -> dict[datetime, int]:

@@ -152,9 +152,14 @@ class RejectionRepository:
         return (await self._session.scalars(statement.order_by(RejectionCount.minute))).all()
 
     async def totals(
-        self, by: Administrator, since: datetime, tenant_id: str | None, limit: int
+        self,
+        by: Administrator,
+        since: datetime,
+        tenant_id: str | None,
+        limit: int,
+        order: str = "-turned",
     ) -> Sequence[Row[*tuple[Any, ...]]]:
-        """Tenant, key, reason and limit with their sum, first and last minute; most first."""
+        """Tenant, key, reason and limit with their sum, first and last minute, in this order."""
         keys = (
             RejectionCount.tenant_id,
             RejectionCount.key_id,
@@ -165,9 +170,13 @@ class RejectionRepository:
         statement = visible_to(by, RejectionCount).where(minute >= since)
         if tenant_id is not None:
             statement = statement.where(RejectionCount.tenant_id == tenant_id)
-        most_first = statement.group_by(*keys).order_by(count.desc()).limit(limit)
-        columns = (*keys, count, func.min(minute), func.max(minute))
-        return (await self._session.execute(most_first.with_only_columns(*columns))).all()
+        first, last = func.min(minute), func.max(minute)
+        orders = {"limit": RejectionCount.limit, "turned": count, "first": first, "last": last}
+        column = orders.get(order.removeprefix("-"), count)
+        is_ascending = order in orders
+        ordered = (column.asc() if is_ascending else column.desc(), *keys)
+        rows = statement.with_only_columns(*keys, count, first, last).group_by(*keys)
+        return (await self._session.execute(rows.order_by(*ordered).limit(limit))).all()
 
     async def by_minute(self, by: Administrator, since: datetime) -> dict[datetime, int]:
         statement = (

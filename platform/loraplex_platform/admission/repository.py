@@ -16,6 +16,7 @@ from loraplex_platform.admission.models import (
 )
 from loraplex_platform.db.scope import across_tenants, for_tenant, visible_to
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator, Principal
+from loraplex_platform.usage.periods import Period
 
 
 class LimitRepository:
@@ -192,6 +193,18 @@ class RejectionRepository:
     ) -> Sequence[RejectionSamples]:
         statement = visible_to(by, RejectionSamples).where(RejectionSamples.tenant_id == tenant_id)
         return (await self._session.scalars(statement.order_by(RejectionSamples.key_id))).all()
+
+    async def samples_within(
+        self, by: Administrator, minutes: Period, most: int
+    ) -> Sequence[RejectionSamples]:
+        """Of the keys, so many at most, that something turned away within these minutes."""
+        start, end = minutes
+        refused = visible_to(by, RejectionCount).where(
+            RejectionCount.minute >= start, RejectionCount.minute < end
+        )
+        keys = refused.with_only_columns(RejectionCount.key_id).distinct().limit(most)
+        statement = visible_to(by, RejectionSamples).where(RejectionSamples.key_id.in_(keys))
+        return (await self._session.scalars(statement)).all()
 
     async def trim_samples(self, tenant_id: str, before: datetime) -> int:
         """Forget samples from before then; of how many keys."""

@@ -228,6 +228,8 @@ async def test_search_finds_tenants_keys_and_requests(
     assert f"/tenants/{stand.acme}" in (await owner.get("/search?q=acm")).headers["location"]
     assert key_id in (await owner.get(f"/search?q={key_id}")).headers["location"]
     assert key_id in (await owner.get(f"/search?q=lpx_{key_id}_x")).headers["location"]
+    for id, path in (("req_1", "/requests/req_1"), ("batch_1", "/batches/batch_1")):
+        assert (await owner.get(f"/search?q={id}")).headers["location"] == f"/admin{path}"
     assert "Nothing is called" in (await owner.get("/search?q=zzz")).text
 
 

@@ -3,7 +3,7 @@
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
-from loraplex_admin.visit import Change, Page, Visit
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
 from loraplex_platform.catalogue.service import Entry
 from loraplex_platform.catalogue.upload import receive
 from loraplex_platform.kit.errors import InvalidRequest
@@ -12,15 +12,12 @@ from loraplex_platform.tenants.models import Tenant
 
 ALL = "/tenants/{tenant_id}/adapters"
 ONE = ALL + "/{name:path}"
-SHOWN = 100
 
 
 async def show_all(visit: Visit) -> Response:
     services, tenant = visit.services, await _tenant(visit)
     principal = Principal(tenant.id, "", "")
-    rows = await services.adapters.catalogue.page(
-        principal, after=visit.wanted("after"), limit=SHOWN + 1, order=visit.sort
-    )
+    rows = await services.adapters.catalogue.page(principal, **visit.cut)
     return visit.render(
         "adapters.html",
         tenant=tenant,

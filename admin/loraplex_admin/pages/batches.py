@@ -4,14 +4,13 @@ from typing import get_args
 
 from starlette.responses import Response
 
-from loraplex_admin.visit import Change, Page, Visit
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
 from loraplex_platform.batches.repository import SEARCHED, BatchFilter
 from loraplex_platform.batches.schemas import Status
 from loraplex_platform.batches.service import PAUSABLE
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
 
-SHOWN = 50
 ONE = "/batches/{batch_id}"
 STATES: tuple[Status, ...] = get_args(Status)
 
@@ -19,9 +18,7 @@ STATES: tuple[Status, ...] = get_args(Status)
 async def show_all(visit: Visit) -> Response:
     services, by = visit.services, visit.by
     wanted = BatchFilter(await visit.tenant_wanted(), visit.wanted("status"))
-    rows = await services.batches.seen(
-        by, wanted, order=visit.sort, after=visit.wanted("after"), limit=SHOWN + 1
-    )
+    rows = await services.batches.seen(by, wanted, **visit.cut)
     return visit.render(
         "batches.html",
         rows=rows[:SHOWN],

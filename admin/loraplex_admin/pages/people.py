@@ -5,13 +5,12 @@ from typing import Any
 from starlette.responses import Response
 
 from loraplex_admin.cookies import is_https
-from loraplex_admin.visit import PREFIX, Change, Page, Visit
+from loraplex_admin.visit import PREFIX, SHOWN, Change, Page, Visit
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import OPERATOR_ROLES, PERMISSIONS, TENANT_ROLES
 from loraplex_platform.people.models import Person
 
 OF_TENANT = "/tenants/{tenant_id}/people"
-SHOWN = 50
 ACTIONS = {"disable": "Disable", "enable": "Enable", "remove": "Remove", "role": "Change"}
 
 
@@ -40,9 +39,7 @@ async def show_people(visit: Visit) -> Response:
 
 async def _people(visit: Visit, tenant_id: str | None) -> dict[str, Any]:
     """A page of them, for its template."""
-    rows = await visit.services.people.page(
-        visit.by, tenant_id, after=visit.wanted("after"), limit=SHOWN + 1, order=visit.sort
-    )
+    rows = await visit.services.people.page(visit.by, tenant_id, **visit.cut)
     return {"people": rows[:SHOWN], "has_more": len(rows) > SHOWN}
 
 

@@ -3,14 +3,13 @@
 from starlette.responses import Response
 
 from loraplex_admin import words
-from loraplex_admin.visit import Change, Page, Visit
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
 from loraplex_engine.messages import TIERS
 from loraplex_platform.admission.limits import DIMENSIONS
 from loraplex_platform.tenants.models import Plan
 
 ALL = "/settings/plans"
 ONE = ALL + "/{plan_id}"
-SHOWN = 50
 LIMITED = tuple(name for name, dimension in DIMENSIONS.items() if dimension.kind != "stock")
 LABELS = {
     "name": "Name",
@@ -22,9 +21,7 @@ LABELS = {
 
 
 async def show_all(visit: Visit) -> Response:
-    rows = await visit.services.plans.page(
-        after=visit.wanted("after"), limit=SHOWN + 1, order=visit.sort
-    )
+    rows = await visit.services.plans.page(**visit.cut)
     return visit.render("plans.html", rows=rows[:SHOWN], has_more=len(rows) > SHOWN)
 
 

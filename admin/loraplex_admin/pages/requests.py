@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
-from loraplex_admin.visit import Page, Visit
+from loraplex_admin.visit import SHOWN, Page, Visit
 from loraplex_admin.words import number
 from loraplex_engine.messages import TIERS
 from loraplex_platform.kit.errors import NotFound
@@ -14,7 +14,6 @@ from loraplex_platform.tenants.repository import TenantFilter
 from loraplex_platform.usage.models import UsageEvent
 from loraplex_platform.usage.request_repository import REQUESTS, SEARCHED, RequestFilter
 
-SHOWN = 50
 DAY = timedelta(days=1)
 HOURS = {"1": "last hour", "24": "last day", "168": "last week", "720": "last 30 days"}
 MOST = 100  # limits and keys that turned requests away
@@ -35,9 +34,7 @@ async def show_requests(visit: Visit) -> Response:
     chosen = {name: visit.wanted(name) for name in names}
     chosen["tenant_id"] = await visit.tenant_wanted()
     wanted = RequestFilter(**chosen, since=services.clock.now() - within)
-    rows = await services.requests.page(
-        by, wanted, order=visit.sort, after=visit.wanted("after"), limit=SHOWN + 1
-    )
+    rows = await services.requests.page(by, wanted, **visit.cut)
     is_sorted = visit.sort.removeprefix("-") in REQUESTS.columns
     return visit.render(
         "requests.html",
@@ -114,10 +111,10 @@ async def show_refusals(visit: Visit) -> Response:
 
 
 async def search(visit: Visit) -> Response:
-    """A tenant's name or id, a key's public id, a request's id."""
+    """A tenant's name or id, a key's public id, a request's or a batch's id."""
     text, services, by = visit.wanted("q") or "", visit.services, visit.by
-    if re.fullmatch(r"req_[0-9a-z_]{1,64}", text):
-        return visit.goto(f"/requests/{text}")
+    if re.fullmatch(r"(req|batch)_[0-9a-z_]{1,64}", text):
+        return visit.goto(f"/{'requests' if text.startswith('req') else 'batches'}/{text}")
     key = await services.keys.look_up(by, text.removeprefix("lpx_").partition("_")[0])
     if key is not None:
         return visit.goto(f"/tenants/{key.tenant_id}/projects/{key.project_id}/keys/{key.id}")

@@ -1,6 +1,6 @@
 """The console: puts its pages behind sign-in, roles and form tokens, and mounts them."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,12 @@ from loraplex_admin.pages import (
 from loraplex_admin.services import Services
 from loraplex_admin.visit import PREFIX, Page, Visit, is_part, with_query
 from loraplex_platform.errors import shape_of
-from loraplex_platform.kit.errors import NotFound, PermissionDenied, PlatformError
+from loraplex_platform.kit.errors import (
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    PlatformError,
+)
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.roles import allows
 from loraplex_platform.people.schemas import Visitor
@@ -158,6 +163,7 @@ async def _shown(page: Page, visit: Visit) -> Response:
     request, visitor = visit.request, visit.visitor
     if page.permission is not None and visitor is None:
         return _to_sign_in(request)
+    _check_texts([*request.path_params.values(), *request.query_params.values()])
     if page.permission is not None and visitor is not None:
         allows(visitor.administrator, page.permission)
         if page.is_staff and visitor.administrator.tenant_id is not None:
@@ -169,7 +175,14 @@ async def _shown(page: Page, visit: Visit) -> Response:
     async with request.form(max_files=page.max_files, max_fields=MAX_FIELDS) as form:
         if page.permission is not None and visitor is not None:
             _check_token(visit.services.sessions, visitor, form)
+        _check_texts(form.values())
         return await once(replace(visit, form=form), page.show)
+
+
+def _check_texts(sent: Iterable[object]) -> None:
+    """PostgreSQL takes no NUL, so nobody's database is asked for one."""
+    if any(isinstance(text, str) and "\0" in text for text in sent):
+        raise InvalidRequest("That is no text: it has a NUL in it.")
 
 
 def _check_token(sessions: SessionService, visitor: Visitor, form: FormData) -> None:

@@ -15,22 +15,37 @@ from loraplex_platform.batches.models import Batch
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.service import COUNTERS
 from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.ids import uuid7
 from loraplex_platform.kit.principal import COMMAND_LINE
-from loraplex_platform.models import BillingProfile, Delivery, InvoiceRow, Plan, Tenant, Webhook
+from loraplex_platform.models import (
+    BillingProfile,
+    Delivery,
+    InvoiceRow,
+    Plan,
+    RejectionCount,
+    RejectionSamples,
+    Tenant,
+    Webhook,
+)
 from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.invoice_document import digest_of
 from loraplex_platform.usage.money import PICO
+from loraplex_platform.usage.periods import floor_to
 from loraplex_platform.usage.repository import UsageRepository
 from loraplex_platform.usage.rollups import sums_of
 
 Places = dict[str, str]
 FILES = ("/audit/export", "/tenants/{tenant_id}/bills/invoices/{invoice_id}/document.json")
 AWAY = "/oidc"  # there only where a provider is configured
+ASKED = "/requests/{request_id}"
 LOOKED_AT = [
     page
     for page in PAGES
     if page.method == "GET" and page.path not in FILES and not page.path.startswith(AWAY)
+]
+LOOKED_AT += [
+    page._replace(path="/requests/{refused_id}") for page in LOOKED_AT if page.path == ASKED
 ]
 
 
@@ -78,6 +93,7 @@ async def furnish(stand: ConsoleStand, key_id: str, name: str | None = None) -> 
         "subject": stand.acme,
         "dimension": "tokens_per_day",
         "request_id": event.request_id,
+        "refused_id": await _refused(stand, key_id, now),
         "plan_id": plan.id,
         "webhook_id": webhook.id,
         "delivery_id": delivery.id,
@@ -96,6 +112,24 @@ async def _rename(stand: ConsoleStand, name: str) -> None:
         assert tenant is not None
         assert project is not None
         tenant.name = project.name = name
+
+
+async def _refused(stand: ConsoleStand, key_id: str, now: datetime) -> str:
+    """A request that acme's key was turned away with; its id."""
+    request_id = f"req_{uuid7(int(now.timestamp() * 1000), bytes(10)).hex}"
+    limit = f"requests_per_minute:tenant:{stand.acme}"
+    sample = {
+        "at": now.isoformat(), "request_id": request_id, "reason": "exceeded", "limit": limit,
+        "value": 5, "used": 5, "requested": 1, "retry_after_s": 12.0,
+    }  # fmt: skip
+    of_key = {"tenant_id": stand.acme, "key_id": key_id}
+    minute = floor_to(now, timedelta(minutes=1))
+    async with stand.app.state.database.unit_of_work() as session:
+        session.add(RejectionSamples(**of_key, samples=[sample]))
+        session.add(
+            RejectionCount(**of_key, minute=minute, reason="exceeded", limit=limit, count=1)
+        )
+    return request_id
 
 
 async def _money_and_limits(stand: ConsoleStand, called: str, now: datetime) -> None:

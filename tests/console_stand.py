@@ -41,12 +41,17 @@ class Browser:
         return await self.http.get(f"/admin{path}")
 
     async def post(self, path: str, token: str | None = None, **form: object) -> httpx2.Response:
-        """Sends a form with the token of a page that was loaded, or with this one."""
+        """Sends a form with the token of a page that was loaded, or with this one.
+
+        A field that is a name and bytes is a file.
+        """
         if token is None:
             token = await self.token()
-        data = {name: value for name, value in form.items() if value is not None}
+        given = {name: value for name, value in form.items() if value is not None}
+        files = {name: value for name, value in given.items() if isinstance(value, tuple)}
+        data = {name: value for name, value in given.items() if name not in files} | {"csrf": token}
         headers = {"origin": HOST}
-        return await self.http.post(f"/admin{path}", data={**data, "csrf": token}, headers=headers)
+        return await self.http.post(f"/admin{path}", data=data, files=files, headers=headers)
 
     async def token(self) -> str:
         """The form token of this browser's session, read off a page once."""

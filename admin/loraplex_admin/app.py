@@ -1,6 +1,7 @@
 """The console: puts its pages behind sign-in, roles and form tokens, and mounts them."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -38,10 +39,17 @@ from loraplex_admin.services import Services
 from loraplex_admin.visit import PREFIX, Page, Visit, is_part, with_query
 from loraplex_platform.db.database import UNREACHABLE
 from loraplex_platform.errors import shape_of
-from loraplex_platform.kit.errors import NotFound, Overloaded, PermissionDenied, PlatformError
+from loraplex_platform.kit.errors import (
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    PlatformError,
+)
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.roles import allows
 from loraplex_platform.people.schemas import Visitor
+from loraplex_platform.people.sessions import SessionService
 
 log = structlog.get_logger(__name__)
 HERE = Path(__file__).parent
@@ -162,29 +170,32 @@ async def _shown(page: Page, visit: Visit) -> Response:
     request, visitor = visit.request, visit.visitor
     if page.permission is not None and visitor is None:
         return _to_sign_in(request)
-    form = FormData()
-    if page.method == "POST":
-        form = await request.form(max_files=0, max_fields=MAX_FIELDS)
-        _check_source(visit, form, has_token=page.permission is not None)
+    _check_texts([*request.path_params.values(), *request.query_params.values()])
     if page.permission is not None and visitor is not None:
         allows(visitor.administrator, page.permission)
         if page.is_staff and visitor.administrator.tenant_id is not None:
             raise NotFound("there is no such page")
-    visit = Visit(request, visit.services, visit.templates, visitor, form)
-    return await (once(visit, page.show) if page.method == "POST" else page.show(visit))
-
-
-def _check_source(visit: Visit, form: FormData, *, has_token: bool) -> None:
-    """The form is one of ours, and of this session if it needs one."""
-    if not is_from_here(visit.request):
+    if page.method == "GET":
+        return await page.show(visit)
+    if not is_from_here(request):
         raise PermissionDenied("This form was not sent from the console.")
-    if visit.visitor is None or not has_token:
-        return
+    async with request.form(max_files=page.max_files, max_fields=MAX_FIELDS) as form:
+        if page.permission is not None and visitor is not None:
+            _check_token(visit.services.sessions, visitor, form)
+        _check_texts(form.values())
+        return await once(replace(visit, form=form), page.show)
+
+
+def _check_texts(sent: Iterable[object]) -> None:
+    """PostgreSQL takes no NUL, so nobody's database is asked for one."""
+    if any(isinstance(text, str) and "\0" in text for text in sent):
+        raise InvalidRequest("That is no text: it has a NUL in it.")
+
+
+def _check_token(sessions: SessionService, visitor: Visitor, form: FormData) -> None:
+    """The form is of this session."""
     presented = form.get("csrf")
-    sessions = visit.services.sessions
-    if not isinstance(presented, str) or not sessions.is_form_token(
-        visit.visitor.session_id, presented
-    ):
+    if not isinstance(presented, str) or not sessions.is_form_token(visitor.session_id, presented):
         raise PermissionDenied("This form is not of your session: load the page again.")
 
 

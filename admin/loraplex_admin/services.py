@@ -13,6 +13,7 @@ from loraplex_platform.batches.service import BatchService
 from loraplex_platform.catalogue.desk import AdapterDesk
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.observability.health import Health
+from loraplex_platform.openai.live_requests import LiveRequests
 from loraplex_platform.overview.service import OverviewService
 from loraplex_platform.people.service import PeopleService
 from loraplex_platform.people.sessions import SessionService
@@ -41,6 +42,7 @@ class Services:
     refusals: RefusalService
     gate: Gate
     requests: RequestLog
+    live_requests: LiveRequests
     overview: OverviewService
     webhooks: WebhookService
     batches: BatchService

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 from urllib.parse import urlencode
 
 from jinja2 import Environment
@@ -17,6 +17,7 @@ from loraplex_platform.people.schemas import Visitor
 
 PREFIX = "/admin"
 TOKENS = ("csrf", "once")
+SHOWN = 50  # rows of a table on one page
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], Any]]  # what a table may be sorted by
 DONE = {
@@ -29,6 +30,14 @@ DONE = {
     "password": "The password is set. Sign in with it.",
     "signed-out": "You are signed out.",
 }
+
+
+class Cut(TypedDict):
+    """Which rows of a table the address asks for, and one more to know whether there are more."""
+
+    after: str | None
+    limit: int
+    order: str
 
 
 class Change(NamedTuple):
@@ -83,6 +92,10 @@ class Visit:
     def sort(self) -> str:
         """The column that the address asks for; with «-» before it, the largest first."""
         return self.wanted("sort") or ""
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(after=self.wanted("after"), limit=SHOWN + 1, order=self.sort)
 
     def way_of(self, name: str) -> str | None:
         """How a column is sorted, in the words of aria-sort."""
@@ -183,3 +196,4 @@ class Page(NamedTuple):
     show: Callable[[Visit], Awaitable[Response]]
     permission: Permission | None = "read"  # None: anybody, signed in or not
     is_staff: bool = False  # not for tenants' people
+    max_files: int = 0  # in its form

@@ -33,8 +33,8 @@ from loraplex_platform.batches.assembly import assemble_dispatcher, line_limiter
 from loraplex_platform.batches.service import BatchService, Bell
 from loraplex_platform.catalogue import endpoints as adapters
 from loraplex_platform.catalogue import operators as adapter_operators
+from loraplex_platform.catalogue import upload
 from loraplex_platform.catalogue.desk import open_desk
-from loraplex_platform.catalogue.upload import MAX_BYTES as MAX_ADAPTER_BYTES
 from loraplex_platform.config import Settings
 from loraplex_platform.control.closing import Closer
 from loraplex_platform.control.exports import TenantExportService
@@ -281,7 +281,7 @@ def create_app(
         max_body_bytes=settings.max_body_bytes,
         larger={
             "/v1/files": MAX_BYTES + MULTIPART_BYTES,
-            "/v1/adapters": MAX_ADAPTER_BYTES + MULTIPART_BYTES,
+            **dict.fromkeys(upload.PATHS, upload.MAX_BYTES + MULTIPART_BYTES),
         },
         trusted_proxies=networks_of(settings.trusted_proxies),
     )

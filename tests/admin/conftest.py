@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from tests.adapter_stand import base_folder
 from tests.console_stand import ConsoleStand, console_stand, seed_people
 from tests.platform.conftest import (  # noqa: F401 (fixtures)
     _nobody_reads_a_secret,
@@ -24,9 +25,15 @@ from tests.platform_stand import Seeded, home_like, seed
 from loraplex_admin.app import mount_console
 
 
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model's folder, which uploads are judged by."""
+    return base_folder(tmp_path_factory.mktemp("model") / "base")
+
+
 @pytest.fixture
-def app(make_app: Callable[..., FastAPI]) -> FastAPI:  # noqa: F811
-    app = make_app()
+def app(make_app: Callable[..., FastAPI], base: Path) -> FastAPI:  # noqa: F811
+    app = make_app(model=str(base))
     mount_console(app)
     return app
 

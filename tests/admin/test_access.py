@@ -14,7 +14,7 @@ from loraplex_admin.visit import Page
 INSIDE = [page for page in PAGES if page.permission is not None]
 FORMS = [page for page in PAGES if page.method == "POST"]
 ACTIONS = [page for page in FORMS if page.permission not in (None, "read")]
-OF_TENANT = [page for page in INSIDE if "{tenant_id}" in page.path]
+OF_SOMEBODY = [page for page in (*INSIDE, *LOOKED_AT) if "{" in page.path]
 
 ANYTHING = {  # what makes each form valid
     "action": "disable",
@@ -96,7 +96,7 @@ async def test_viewer_may_do_nothing(stand: ConsoleStand, places: Places) -> Non
 
 async def test_another_tenants_things_do_not_exist(stand: ConsoleStand, places: Places) -> None:
     theirs = await stand.signed_in("tenant_admin", "globex")
-    for page in OF_TENANT:
+    for page in OF_SOMEBODY:
         answer = await send(theirs, page, path_of(page, places))
         allowed = (404,) if page.permission in ("read", "projects") else (403, 404)
         assert answer.status_code in allowed, page.path

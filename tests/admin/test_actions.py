@@ -1,19 +1,29 @@
 """What the console's forms do to plans, webhooks, adapters, batches and bills, and who did it."""
 
 import asyncio
+import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from tests.adapter_stand import CONFIG_BYTES, weights_of, zip_of
 from tests.admin.test_pages import SECRET, change_of
 from tests.console_places import Places, furnish
-from tests.console_stand import Browser, ConsoleStand
-from tests.platform_stand import Seeded, add_adapter
+from tests.console_stand import Browser, ConsoleStand, console_stand
+from tests.platform_stand import Seeded
 from tests.usage_stand import facts, post
 
 from loraplex_adapters.report import LoadReport
+from loraplex_admin.app import mount_console
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.auth.service import KeyService
+from loraplex_platform.batches.models import Batch
+from loraplex_platform.batches.repository import BatchRepository
+from loraplex_platform.batches.service import COUNTERS
+from loraplex_platform.catalogue.models import AdapterName
 from loraplex_platform.catalogue.publishing import publish
 from loraplex_platform.catalogue.service import CatalogueService
 from loraplex_platform.kit.clock import SystemClock
@@ -30,6 +40,12 @@ async def owner(stand: ConsoleStand) -> Browser:
 @pytest.fixture
 async def places(stand: ConsoleStand, keys: Seeded) -> Places:
     return await furnish(stand, keys.acme.split("_")[1])
+
+
+def following(page: str, path: str) -> str:
+    """Where the next page is; nowhere after the last."""
+    [*_, link] = ["", *re.findall(rf'href="/admin({path}\?[^"]*after=[^"]+)">Next', page)]
+    return link.replace("&amp;", "&")
 
 
 def place_of(location: str) -> str:
@@ -117,6 +133,71 @@ async def test_adapter_gets_a_canary_a_new_version_and_goes_back(
     assert "is_enabled: " in await change_of(owner, "adapter name updated")
     page = (await owner.get(f"{path}?version=2")).text
     assert "Load report of version 2" in page
+
+
+CONFIG, WEIGHTS = ("<img src=x>.json", CONFIG_BYTES), ("../\u202ew", weights_of())
+NONE_CHOSEN = ("", b"")  # what a browser sends of an empty field
+
+
+async def test_adapter_is_uploaded_and_another_version_waits(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    theirs = await stand.signed_in("tenant_admin", "acme")
+    form = {"tenant_id": stand.acme, "name": "team/poet", "archive": NONE_CHOSEN}
+    made = await theirs.post("/adapters", **form, config=CONFIG, weights=WEIGHTS)
+    path = f"/tenants/{stand.acme}/adapters/team/poet"
+    assert place_of(made.headers["location"]) == path
+    packed = zip_of(
+        {"adapter_config.json": CONFIG_BYTES, "adapter_model.safetensors": weights_of(1)}
+    )
+    empty = {"config": NONE_CHOSEN, "weights": NONE_CHOSEN}
+    await owner.post("/adapters", **form | empty | {"archive": ("a.zip", packed)})
+    page = (await owner.get(path)).text
+    assert "version 1 answers" in page
+    assert "Make current… version 2" in page
+    assert "tenant_admin@acme" in await change_of(owner, "adapter name created")
+
+
+async def test_upload_that_is_no_adapter_or_for_another_tenant_is_refused(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    theirs = await stand.signed_in("tenant_admin", "globex")
+    form = {"tenant_id": stand.acme, "name": "poet", "config": CONFIG, "weights": WEIGHTS}
+    assert (await theirs.post("/adapters", **form)).status_code == 404
+    for name, value in (
+        ("config", ("c", b"{}")),
+        ("weights", ("w", b"pickle")),
+        ("weights", NONE_CHOSEN),
+        ("name", "../poet"),
+        ("name", ""),
+    ):
+        assert (await owner.post("/adapters", **form | {name: value})).status_code == 400, value
+    assert "poet" not in (await owner.get(f"/tenants/{stand.acme}/adapters")).text
+
+
+async def test_another_file_in_the_same_form_is_another_upload(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    form = {"tenant_id": stand.acme, "name": "poet", "config": CONFIG, "once": "form_1"}
+    places = [
+        (await owner.post("/adapters", **form, weights=("w", weights_of(seed)))).headers["location"]
+        for seed in (0, 0, 1)
+    ]
+    assert [place.partition("version=")[2][0] for place in places] == ["1", "1", "2"]
+
+
+async def test_upload_may_be_larger_than_other_forms(
+    make_app: Callable[..., FastAPI], base: Path, seeded: tuple[Path, Seeded]
+) -> None:
+    small = make_app(model=str(base), max_body_bytes=1_000)
+    mount_console(small)
+    sessions = json.loads((seeded[0] / "sessions.json").read_text())
+    async with console_stand(small, sessions) as stand:
+        owner = await stand.signed_in()
+        assert len(WEIGHTS[1]) > 1_000
+        form = {"tenant_id": stand.acme, "name": "poet", "config": CONFIG, "weights": WEIGHTS}
+        assert (await owner.post("/adapters", **form)).status_code == 303
+        assert (await owner.post("/tenants", name="x" * 1_001)).status_code == 413
 
 
 async def test_who_has_an_adapter_loaded_is_in_the_log(stand: ConsoleStand, owner: Browser) -> None:
@@ -270,9 +351,62 @@ async def test_tables_are_sorted_and_filtered_by_their_address(
     assert 'aria-sort="descending"' in page
     assert first_cells((await owner.get("/tenants?sort=nonsense")).text)[0] == "acme"
     assert first_cells((await owner.get("/tenants?state=suspended")).text) == []
-    await add_adapter(stand.app.state.database, stand.acme, "zebra", version="z")
+    now = SystemClock().now()
+    names = (f"a{number:03}" for number in range(101))  # more than a page
+    async with changing(stand.app.state.database, COMMAND_LINE, SystemClock()) as session:
+        session.add_all(
+            AdapterName(tenant_id=stand.acme, name=name, current=1, last_number=1, is_enabled=True,
+                        is_pinned=False, defaults={}, created_at=now, updated_at=now)
+            for name in names
+        )  # fmt: skip
     adapters = (await owner.get(f"/tenants/{stand.acme}/adapters?sort=-name")).text
-    assert first_cells(adapters)[0] == "zebra"
+    assert first_cells(adapters)[:2] == ["support", "acme-only"]
+
+
+async def test_slowest_requests_come_first_wherever_they_are(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    now = SystemClock().now()
+    events = [
+        facts(
+            stand.acme, started_at=now - timedelta(minutes=n), ended_at=now, total_s=float(n % 97)
+        )
+        for n in range(120)
+    ]
+    await post(stand.app.state.database, events)
+    slowest = sorted(events, key=lambda event: (event.total_s, event.request_id), reverse=True)
+    path, seen = "/requests?sort=-total", []
+    while path:
+        page = (await owner.get(path)).text
+        seen += re.findall(r"/requests/(req_\d+)", page)
+        path = following(page, "/requests")
+    assert seen == [event.request_id for event in slowest]
+    assert "Looked through: the newest 20\u202f000" in page
+
+
+async def test_batches_are_filtered_and_sorted(stand: ConsoleStand, owner: Browser) -> None:
+    async with stand.app.state.database.unit_of_work() as session:
+        for number in range(60):
+            status = "failed" if number == 0 else "completed"
+            await BatchRepository(session).add(old_batch(stand, number, status))
+    newest = first_cells((await owner.get("/batches")).text)
+    assert newest[:2] == ["…000000000059", "…000000000058"]
+    longest = (await owner.get("/batches?sort=lines")).text
+    assert first_cells(longest)[0] == "…000000000059"  # 60 - 59 lines
+    rest = (await owner.get(following(longest, "/batches"))).text
+    assert first_cells(rest)[-1] == "…000000000000"
+    assert first_cells((await owner.get("/batches?status=failed")).text) == ["…000000000000"]
+    assert "No job is in this state" in (await owner.get("/batches?status=expired")).text
+
+
+def old_batch(stand: ConsoleStand, number: int, status: str) -> Batch:
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=number)
+    return Batch(
+        id=f"batch_0000000000{number:02}", tenant_id=stand.acme, project_id=stand.project, key_id="k",
+        rights={}, status=status, endpoint="/v1/completions", completion_window="24h",
+        input_file_id="file", priority=0, created_at=at, expires_at=at,
+        **dict.fromkeys(COUNTERS, 0) | {"total": 60 - number},
+    )  # fmt: skip
 
 
 async def test_sorted_tenants_are_walked_page_by_page(stand: ConsoleStand, owner: Browser) -> None:
@@ -283,11 +417,7 @@ async def test_sorted_tenants_are_walked_page_by_page(stand: ConsoleStand, owner
         while path:
             page = (await owner.get(path)).text
             seen += first_cells(page)
-            [*_, following] = [
-                "",
-                *re.findall(r'href="/admin(/tenants\?[^"]*after=[^"]+)">Next', page),
-            ]
-            path = following.replace("&amp;", "&")
+            path = following(page, "/tenants")
         assert len(seen) == len(set(seen)) == 62, order
         if order.endswith("name"):
             assert seen == sorted(seen, reverse=order.startswith("-"))

@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 import pytest
 from fastapi import FastAPI
+from playwright.async_api import Locator
 from playwright.async_api import Page as Tab
+from sqlalchemy import select
+from tests.adapter_stand import CONFIG_BYTES, weights_of
 from tests.admin.test_browser import Chromium, browsing
 from tests.admin.test_escaping import ATTACKS
 from tests.admin.test_pages import asked
@@ -19,6 +22,7 @@ from tests.platform_stand import Seeded
 
 from loraplex_admin.app import PAGES
 from loraplex_admin.visit import Page
+from loraplex_platform.audit.models import AuditEvent
 
 pytestmark = pytest.mark.slow
 VENDOR = Path(__file__).parents[1] / "vendor"
@@ -113,8 +117,12 @@ async def test_attack_runs_nothing_and_breaks_no_page(
 async def test_every_form_does_what_it_says(
     stand: ConsoleStand, chromium: Chromium, places: Places
 ) -> None:
-    """Each kind of button of each form of each page is pressed, each confirmation confirmed."""
+    """Each kind of button of each form of each page is pressed, each confirmation confirmed.
+
+    What was done is in the audit log.
+    """
     sent: set[str] = set()
+    acted: dict[str, str] = {}  # request ids, with where they were sent
     gone, refused = 404, 409  # what was removed is not there afterwards
     async with chromium.page(stand.sessions["owner@platform"], fine=(gone, refused)) as tab:
         tab.on("request", lambda request: sent.add(request.url) if request.method == "POST" else 0)
@@ -122,10 +130,14 @@ async def test_every_form_does_what_it_says(
         for page in sorted(inside, key=lambda page: -len(page.path)):  # the inner ones first
             url = f"{chromium.base_url}/admin{path_of(page, places)}"
             async for button in buttons_of(tab, url):
-                await press(tab, *button)
+                acted |= await press(tab, *button)
     done = [page.path for page in FORMS if any(pattern_of(page).search(url) for url in sent)]
     missing = {page.path for page in FORMS} - set(done) - {"/sign-out"}
     assert missing == set()
+    async with stand.app.state.database.reading() as session:
+        logged = set(await session.scalars(select(AuditEvent.request_id)))
+    assert {url for id, url in acted.items() if id not in logged} == set()
+    assert len(acted) >= len(FORMS)
 
 
 def pattern_of(page: Page) -> re.Pattern[str]:
@@ -153,6 +165,9 @@ MADE = {
     "value": "77",
     "weight": "3",
 }
+
+
+FILES = {"config": CONFIG_BYTES, "weights": weights_of()}
 
 
 class Button(NamedTuple):
@@ -186,21 +201,33 @@ async def buttons_of(tab: Tab, url: str) -> AsyncIterator[tuple[int, int]]:
         yield button.form_at, button.button_at
 
 
-async def press(tab: Tab, form_at: int, button_at: int) -> None:
+async def press(tab: Tab, form_at: int, button_at: int) -> dict[str, str]:
+    """Fills the form and sends it; the request that did something, and where it was sent."""
     form = tab.locator(FORM).nth(form_at)
     await tab.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
     for name, value in MADE.items():
         field = form.locator(f"input[name={name}]:not([type=hidden])")
         if await field.count():
             await field.first.fill(value.format(n=next(numbers)))
-    async with tab.expect_navigation():
-        await form.locator("button").nth(button_at).click()
-    await is_well(tab)
+    for name, content in FILES.items():
+        field = form.locator(f"input[name={name}]")
+        if await field.count():
+            file = {"name": name, "mimeType": "application/octet-stream", "buffer": content}
+            await field.set_input_files(file)  # type: ignore[arg-type]  # a dict, as its docs say
+    done = await click(tab, form.locator("button").nth(button_at))
     confirm = tab.locator("form:has(input[name=confirmed]) button")
-    if await confirm.count():
-        async with tab.expect_navigation():
-            await confirm.click()
-        await is_well(tab)
+    return await click(tab, confirm) if await confirm.count() else done
+
+
+async def click(tab: Tab, button: Locator) -> dict[str, str]:
+    """The request that a button sends, unless it was refused or is to be confirmed."""
+    posted = tab.expect_response(lambda answer: answer.request.method == "POST")
+    async with posted as sent, tab.expect_navigation():
+        await button.click()
+    answer = await sent.value
+    await is_well(tab)
+    has_acted = answer.status == 303 or await tab.locator("#secret").count()
+    return {answer.headers["x-request-id"]: answer.url} if has_acted else {}
 
 
 async def is_well(tab: Tab) -> None:

@@ -6,12 +6,15 @@ import httpx2
 import pytest
 from tests.console_stand import Browser, ConsoleStand
 from tests.platform_stand import BASE, Seeded
-from tests.usage_stand import facts
+from tests.usage_stand import facts, post
 
+from loraplex_engine.fake import FakeEngine
+from loraplex_engine.messages import Explanation
 from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.auth.authenticator import Authenticator
 from loraplex_platform.config import Settings
 from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.usage.money import PICO
 from loraplex_platform.usage.reconciliation import Drift, Reconciliation
@@ -89,9 +92,65 @@ async def test_refused_request_is_explained(
     page = (await owner.get(f"/refusals?tenant_id={stand.acme}")).text
     assert f'href="/admin{limited}"' in page
     assert "the limit was used up" in page
-    assert page.count("req_") == 2
+    refused = re.findall(r"<td[^>]*><a[^>]*>(req_\w+)</a>", page)
+    assert len(refused) == 2
     assert limited in (await owner.get(f"/tenants/{stand.acme}")).text
     assert limited in (await owner.get("/")).text
+
+
+async def test_refused_request_is_found_by_its_id(
+    stand: ConsoleStand, owner: Browser, limited: str, keys: Seeded
+) -> None:
+    await asked(stand, keys.acme, 3)
+    await stand.app.state.rejections.flush()
+    page = (await owner.get(f"/refusals?tenant_id={stand.acme}")).text
+    request_id = re.findall(r"/requests/(req_\w+)", page)[0]
+    found = await owner.get(f"/search?q={request_id}")
+    assert found.headers["location"] == f"/admin/requests/{request_id}"
+    why = (await owner.get(f"/requests/{request_id}")).text
+    assert "Turned away with 429: the limit was used up" in why
+    assert f'href="/admin{limited}"' in why
+    assert re.search(r"<dt>Limit was</dt><dd>1</dd><dt>Used</dt><dd>1</dd>", why)
+    assert re.search(r"<td class=.number.>2</td>", why)  # since when, and how often
+    theirs = await stand.signed_in("tenant_admin", "globex")
+    assert (await theirs.get(f"/requests/{request_id}")).status_code == 404
+    for nobody in ("req_1", "req_" + "0" * 32, f"req_{new_id('x', '')[1:]}"):
+        assert (await owner.get(f"/requests/{nobody}")).status_code == 404
+
+
+async def test_request_says_where_its_time_went(stand: ConsoleStand, owner: Browser) -> None:
+    now = SystemClock().now()
+    slow = facts(
+        stand.acme, started_at=now, ended_at=now, queue_s=8.0, ttft_s=9.0, total_s=10.0,
+        prompt_tokens=1_200, cached_tokens=200, completion_tokens=30,
+    )  # fmt: skip
+    lost = facts(stand.acme, started_at=now, ended_at=now, queue_s=None, ttft_s=None, total_s=4.0)
+    await post(stand.app.state.database, [slow, lost])
+    page = (await owner.get(f"/requests/{slow.request_id}")).text
+    stages = re.findall(r'<th scope="row">([^<]+)(.*?)</th><td class="number">([^<]+)', page, re.S)
+    assert [(label.strip(), took) for label, _, took in stages] == [
+        ("In the queue", "8.0 s"),
+        ("Until its first token", "1.0 s"),
+        ("Until its last token", "1.0 s"),
+    ]
+    assert ["longest" in chip for _, chip, _ in stages] == [True, False, False]
+    assert "1\u202f000 prompt tokens computed" in page
+    assert "ended without a token" in (await owner.get(f"/requests/{lost.request_id}")).text
+
+
+async def test_request_under_way_says_what_it_waits_for(
+    stand: ConsoleStand, owner: Browser, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def explain(request_id: str) -> Explanation:
+        tenant = stand.acme if request_id == "req_live.0" else None
+        return Explanation(request_id, "waiting", "slot", 3, 1.5, tenant=tenant)
+
+    monkeypatch.setattr(engine, "explain", explain)
+    page = (await owner.get("/requests/req_live")).text
+    assert "its adapter waits for a place on the device" in page
+    assert "<dd>3</dd><dt>Begins in about</dt><dd>1.5 s</dd>" in page
+    theirs = await stand.signed_in("tenant_admin", "globex")
+    assert (await theirs.get("/requests/req_live")).status_code == 404
 
 
 async def test_key_is_shown_once_rotated_and_revoked(
@@ -169,6 +228,8 @@ async def test_search_finds_tenants_keys_and_requests(
     assert f"/tenants/{stand.acme}" in (await owner.get("/search?q=acm")).headers["location"]
     assert key_id in (await owner.get(f"/search?q={key_id}")).headers["location"]
     assert key_id in (await owner.get(f"/search?q=lpx_{key_id}_x")).headers["location"]
+    for id, path in (("req_1", "/requests/req_1"), ("batch_1", "/batches/batch_1")):
+        assert (await owner.get(f"/search?q={id}")).headers["location"] == f"/admin{path}"
     assert "Nothing is called" in (await owner.get("/search?q=zzz")).text
 
 

@@ -35,7 +35,12 @@ WIDE = (  # filters and sorts that lead across all tenants
     "/requests?hours=720&outcome=error",
     "/requests?hours=720&model=nobody-has-this",
     "/requests?hours=720&key_id=key_000001",
+    "/requests?hours=720&sort=-total",
+    "/requests?hours=720&sort=first&outcome=error",
     "/refusals?hours=1",
+    "/batches?sort=-lines",
+    "/batches?status=failed",
+    "/settings/webhooks?sort=-since",
     "/search?q=customer-0000",
     "/audit?object_type=api_key",
 )

@@ -9,7 +9,7 @@ from tests.usage_stand import NOON, facts, post, two_tenants
 from loraplex_platform.audit.repository import AuditFilter
 from loraplex_platform.audit.service import AuditService
 from loraplex_platform.batches.models import Batch
-from loraplex_platform.batches.repository import BatchRepository
+from loraplex_platform.batches.repository import BatchFilter, BatchRepository
 from loraplex_platform.batches.service import COUNTERS, BatchService
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import ManualClock
@@ -89,7 +89,7 @@ async def test_batch_is_paused_in_somebodys_name_and_only_where_it_is_seen(
         await batches.pause("batch_1", by=other)
     with pytest.raises(NotFound):
         await batches.find(other, "batch_1")
-    assert await batches.seen(other, tenant_id=acme) == []
+    assert await batches.seen(other, BatchFilter(acme)) == []
 
 
 async def test_delivery_is_sent_again_in_somebodys_name(database: Database, tmp_path: Path) -> None:

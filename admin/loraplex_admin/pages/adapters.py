@@ -1,37 +1,48 @@
-"""A tenant's adapters: which version answers, to whom, and what its load report says."""
+"""A tenant's adapters: uploaded, which version answers, to whom, and what its load report says."""
 
+from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
-from loraplex_admin.visit import Change, Columns, Page, Visit
-from loraplex_platform.catalogue.models import AdapterName
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
 from loraplex_platform.catalogue.service import Entry
+from loraplex_platform.catalogue.upload import receive
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.tenants.models import Tenant
 
 ALL = "/tenants/{tenant_id}/adapters"
 ONE = ALL + "/{name:path}"
-SHOWN = 100
-COLUMNS: Columns[AdapterName] = {
-    "name": lambda row: row.name,
-    "versions": lambda row: row.last_number,
-    "changed": lambda row: row.updated_at,
-}
 
 
 async def show_all(visit: Visit) -> Response:
     services, tenant = visit.services, await _tenant(visit)
     principal = Principal(tenant.id, "", "")
-    rows = await services.adapters.catalogue.page(
-        principal, after=visit.wanted("after"), limit=SHOWN + 1
-    )
+    rows = await services.adapters.catalogue.page(principal, **visit.cut)
     return visit.render(
         "adapters.html",
         tenant=tenant,
-        rows=visit.sorted(rows[:SHOWN], COLUMNS),
-        last=rows[:SHOWN][-1].name if rows else "",
+        rows=rows[:SHOWN],
         has_more=len(rows) > SHOWN,
     )
+
+
+async def upload(visit: Visit) -> Response:
+    """A new name answers at once; a version of a name that there is waits to be made current."""
+    by, desk = visit.by, visit.services.adapters
+    tenant = await visit.services.tenants.find(by, visit.text("tenant_id"))
+    chosen = [
+        (part, file)
+        for part, file in visit.form.multi_items()
+        if isinstance(file, UploadFile) and file.filename
+    ]
+    sent = FormData([("name", visit.text("name")), *chosen])
+    with desk.catalogue.draft() as folder:
+        received = await receive(sent, folder)
+        made = await desk.add(
+            Principal(tenant.id, "", ""), received.fields.name, folder, by=by.actor, activate=False
+        )
+    path = f"/tenants/{tenant.id}/adapters/{made.name.name}"
+    return visit.goto(path, version=str(made.version.number), done="created")
 
 
 async def show(visit: Visit) -> Response:
@@ -136,6 +147,7 @@ async def _entry(visit: Visit) -> Entry:
 
 PAGES = (
     Page("GET", ALL, show_all),
+    Page("POST", "/adapters", upload, "projects", max_files=3),
     Page("GET", ONE, show),
     Page("POST", ONE, change, "projects"),
 )

@@ -2,10 +2,9 @@
 
 from starlette.responses import Response, StreamingResponse
 
-from loraplex_admin.visit import Page, Visit
+from loraplex_admin.visit import SHOWN, Page, Visit
 from loraplex_platform.audit.repository import AuditFilter
 
-SHOWN = 50
 FIELDS = ("tenant_id", "actor_id", "object_type", "object_id")
 
 

@@ -1,32 +1,32 @@
 """Batch jobs: how far each is; held back, let go, cancelled."""
 
+from typing import get_args
+
 from starlette.responses import Response
 
-from loraplex_admin.visit import Change, Columns, Page, Visit
-from loraplex_platform.batches.service import PAUSABLE, Progress
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
+from loraplex_platform.batches.repository import SEARCHED, BatchFilter
+from loraplex_platform.batches.schemas import Status
+from loraplex_platform.batches.service import PAUSABLE
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
 
-SHOWN = 100
 ONE = "/batches/{batch_id}"
-COLUMNS: Columns[Progress] = {
-    "status": lambda row: row.status,
-    "lines": lambda row: row.total,
-    "speed": lambda row: row.lines_per_s,
-    "ends": lambda row: row.ends_at,
-}
+STATES: tuple[Status, ...] = get_args(Status)
 
 
 async def show_all(visit: Visit) -> Response:
     services, by = visit.services, visit.by
-    tenant_id = await visit.tenant_wanted()
-    rows = await services.batches.seen(by, tenant_id=tenant_id, limit=SHOWN)
+    wanted = BatchFilter(await visit.tenant_wanted(), visit.wanted("status"))
+    rows = await services.batches.seen(by, wanted, **visit.cut)
     return visit.render(
         "batches.html",
-        rows=visit.sorted(rows, COLUMNS),
+        rows=rows[:SHOWN],
+        has_more=len(rows) > SHOWN,
         tenants=await services.tenants.names(by, {row.tenant_id for row in rows}),
-        tenant_id=tenant_id,
-        most=SHOWN,
+        wanted=wanted,
+        states=STATES,
+        searched=SEARCHED if wanted.is_searched(visit.sort) else None,
     )
 
 

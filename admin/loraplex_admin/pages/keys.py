@@ -5,7 +5,7 @@ from datetime import timedelta
 from starlette.responses import Response
 
 from loraplex_admin.limit_use import uses_of
-from loraplex_admin.visit import Change, Columns, Page, Visit
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
 from loraplex_platform.admission.limits import DIMENSIONS
 from loraplex_platform.auth.models import ApiKey
 from loraplex_platform.auth.schemas import KeyPath
@@ -15,7 +15,6 @@ from loraplex_platform.kit.principal import ALL_SCOPES, Principal
 PROJECTS = "/tenants/{tenant_id}/projects"
 PROJECT = PROJECTS + "/{project_id}"
 KEY = PROJECT + "/keys/{key_id}"
-SHOWN = 50
 GRACES = {"0": "at once", "1": "in an hour", "24": "in a day", "168": "in a week"}
 LIVES = {"": "never", "30": "in 30 days", "90": "in 90 days", "365": "in a year"}
 
@@ -30,24 +29,14 @@ async def show_project(visit: Visit) -> Response:
     services, by = visit.services, visit.by
     tenant_id, project_id = visit.place("tenant_id"), visit.place("project_id")
     project = await services.projects.find(by, tenant_id, project_id)
-    rows = await services.keys.page(
-        by, tenant_id, project_id, after=visit.wanted("after"), limit=SHOWN + 1
-    )
-    used = await services.keys.last_used(by, tenant_id, rows[:SHOWN])
-    columns: Columns[ApiKey] = {
-        "name": lambda key: key.name or None,
-        "used": lambda key: used.get(key.id),
-        "expires": lambda key: key.expires_at,
-        "made": lambda key: key.created_at,
-    }
+    rows = await services.keys.page(by, tenant_id, project_id, **visit.cut)
     return visit.render(
         "project.html",
         tenant=await services.tenants.find(by, tenant_id),
         project=project,
-        rows=visit.sorted(rows[:SHOWN], columns),
-        last=rows[:SHOWN][-1].id if rows else "",
+        rows=rows[:SHOWN],
         has_more=len(rows) > SHOWN,
-        used=used,
+        used=await services.keys.last_used(by, tenant_id, rows[:SHOWN]),
         scopes=ALL_SCOPES,
         lives=LIVES,
     )

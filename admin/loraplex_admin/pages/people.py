@@ -1,15 +1,16 @@
 """People: the platform's staff under Settings, a tenant's under the tenant."""
 
+from typing import Any
+
 from starlette.responses import Response
 
 from loraplex_admin.cookies import is_https
-from loraplex_admin.visit import PREFIX, Change, Page, Visit
+from loraplex_admin.visit import PREFIX, SHOWN, Change, Page, Visit
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import OPERATOR_ROLES, PERMISSIONS, TENANT_ROLES
 from loraplex_platform.people.models import Person
 
 OF_TENANT = "/tenants/{tenant_id}/people"
-SHOWN = 200
 ACTIONS = {"disable": "Disable", "enable": "Enable", "remove": "Remove", "role": "Change"}
 
 
@@ -17,7 +18,7 @@ async def show_settings(visit: Visit) -> Response:
     return visit.render(
         "settings.html",
         checks=await visit.services.health.checks(),
-        people=await visit.services.people.page(visit.by, None, limit=SHOWN),
+        **await _people(visit, None),
         roles=OPERATOR_ROLES,
         permissions=PERMISSIONS,
         tenant=None,
@@ -29,11 +30,17 @@ async def show_people(visit: Visit) -> Response:
     tenant_id = visit.place("tenant_id")
     return visit.render(
         "people.html",
-        people=await visit.services.people.page(visit.by, tenant_id, limit=SHOWN),
+        **await _people(visit, tenant_id),
         roles=TENANT_ROLES,
         tenant=await visit.services.tenants.find(visit.by, tenant_id),
         base=f"/tenants/{tenant_id}/people",
     )
+
+
+async def _people(visit: Visit, tenant_id: str | None) -> dict[str, Any]:
+    """A page of them, for its template."""
+    rows = await visit.services.people.page(visit.by, tenant_id, **visit.cut)
+    return {"people": rows[:SHOWN], "has_more": len(rows) > SHOWN}
 
 
 async def invite(visit: Visit) -> Response:

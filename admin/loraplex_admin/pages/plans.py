@@ -3,14 +3,13 @@
 from starlette.responses import Response
 
 from loraplex_admin import words
-from loraplex_admin.visit import Change, Page, Visit
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
 from loraplex_engine.messages import TIERS
 from loraplex_platform.admission.limits import DIMENSIONS
 from loraplex_platform.tenants.models import Plan
 
 ALL = "/settings/plans"
 ONE = ALL + "/{plan_id}"
-SHOWN = 50
 LIMITED = tuple(name for name, dimension in DIMENSIONS.items() if dimension.kind != "stock")
 LABELS = {
     "name": "Name",
@@ -22,20 +21,8 @@ LABELS = {
 
 
 async def show_all(visit: Visit) -> Response:
-    rows = await visit.services.plans.page(after=visit.wanted("after"), limit=SHOWN + 1)
-    return visit.render(
-        "plans.html",
-        rows=visit.sorted(
-            rows[:SHOWN],
-            {
-                "name": lambda plan: plan.name,
-                "weight": lambda plan: plan.weight,
-                "since": lambda plan: plan.created_at,
-            },
-        ),
-        last=rows[:SHOWN][-1].id if rows else "",
-        has_more=len(rows) > SHOWN,
-    )
+    rows = await visit.services.plans.page(**visit.cut)
+    return visit.render("plans.html", rows=rows[:SHOWN], has_more=len(rows) > SHOWN)
 
 
 async def show_new(visit: Visit) -> Response:

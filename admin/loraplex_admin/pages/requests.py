@@ -1,25 +1,31 @@
 """What was asked, what was turned away and why, and the search that leads there."""
 
+import re
 from datetime import timedelta
+from typing import NamedTuple
 
 from starlette.responses import Response
 
-from loraplex_admin.visit import Columns, Page, Visit
+from loraplex_admin.visit import SHOWN, Page, Visit
+from loraplex_admin.words import number
 from loraplex_engine.messages import TIERS
-from loraplex_platform.admission.refusals import Refusals
 from loraplex_platform.kit.errors import NotFound
 from loraplex_platform.tenants.repository import TenantFilter
-from loraplex_platform.usage.request_repository import SEARCHED, RequestFilter
+from loraplex_platform.usage.models import UsageEvent
+from loraplex_platform.usage.request_repository import REQUESTS, SEARCHED, RequestFilter
 
-SHOWN = 50
+DAY = timedelta(days=1)
 HOURS = {"1": "last hour", "24": "last day", "168": "last week", "720": "last 30 days"}
-COLUMNS: Columns[Refusals] = {
-    "limit": lambda row: row.limit,
-    "turned": lambda row: row.requests,
-    "first": lambda row: row.first,
-    "last": lambda row: row.last,
-}
+MOST = 100  # limits and keys that turned requests away
 OUTCOMES = ("stop", "length", "disconnect", "cancelled", "error")
+
+
+class Stage(NamedTuple):
+    """A part of a request's time."""
+
+    label: str
+    seconds: float
+    why: str
 
 
 async def show_requests(visit: Visit) -> Response:
@@ -28,14 +34,15 @@ async def show_requests(visit: Visit) -> Response:
     chosen = {name: visit.wanted(name) for name in names}
     chosen["tenant_id"] = await visit.tenant_wanted()
     wanted = RequestFilter(**chosen, since=services.clock.now() - within)
-    rows = await services.requests.page(by, wanted, after=visit.wanted("after"), limit=SHOWN + 1)
+    rows = await services.requests.page(by, wanted, **visit.cut)
+    is_sorted = visit.sort.removeprefix("-") in REQUESTS.columns
     return visit.render(
         "requests.html",
         rows=rows[:SHOWN],
         has_more=len(rows) > SHOWN,
         tenants=await services.tenants.names(by, {row.tenant_id for row in rows}),
         chosen=chosen,
-        searched=SEARCHED if wanted.is_rare else None,
+        searched=SEARCHED if wanted.is_rare or is_sorted else None,
         hours=_hours(visit),
         spans=HOURS,
         tiers=TIERS,
@@ -44,21 +51,57 @@ async def show_requests(visit: Visit) -> Response:
 
 
 async def show_request(visit: Visit) -> Response:
-    found = await visit.services.requests.find(visit.by, visit.place("request_id"))
-    if found is None:
-        raise NotFound("there is no such request; those turned away are under «Turned away»")
-    names = await visit.services.tenants.names(visit.by, {found.tenant_id})
-    return visit.render("request.html", event=found, tenant_name=names[found.tenant_id])
+    """Served, or turned away, or under way."""
+    services, by, request_id = visit.services, visit.by, visit.place("request_id")
+    event = await services.requests.find(by, request_id)
+    if event is not None:
+        names = await services.tenants.names(by, {event.tenant_id})
+        name = names[event.tenant_id]
+        return visit.render("request.html", event=event, tenant_name=name, stages=_stages(event))
+    refusal = await services.refusals.find(by, request_id)
+    if refusal is not None:
+        totals = await services.refusals.totals(by, DAY, tenant_id=refusal.tenant_id)
+        alike = [t for t in totals if (t.key_id, t.limit) == (refusal.key_id, refusal.limit)]
+        names = await services.tenants.names(by, {refusal.tenant_id})
+        name = names[refusal.tenant_id]
+        return visit.render("refusal.html", refusal=refusal, tenant_name=name, alike=alike)
+    live = await services.live_requests.seen(by, request_id)
+    if live is None:
+        raise NotFound(
+            "there is no such request: none that was served, is under way, or is among the last "
+            "that its key was refused; all that were turned away are counted under «Turned away»"
+        )
+    names = await services.tenants.names(by, {live["tenant_id"]})
+    return visit.render("live_request.html", live=live, tenant_name=names[live["tenant_id"]])
+
+
+def _stages(event: UsageEvent) -> list[Stage]:
+    """Where its time went, in order."""
+    if event.queue_s is None or event.ttft_s is None:
+        return [Stage("Until it ended without a token", event.total_s, "")]
+    reading = f"{number(event.prompt_tokens - event.cached_tokens)} prompt tokens computed"
+    return [
+        Stage("In the queue", event.queue_s, "others came first, or something was not there yet"),
+        Stage("Until its first token", max(0.0, event.ttft_s - event.queue_s), reading),
+        Stage(
+            "Until its last token",
+            max(0.0, event.total_s - event.ttft_s),
+            f"{number(event.completion_tokens)} tokens written",
+        ),
+    ]
 
 
 async def show_refusals(visit: Visit) -> Response:
     services, by = visit.services, visit.by
     tenant_id = await visit.tenant_wanted()
-    totals = await services.refusals.totals(by, _within(visit), tenant_id=tenant_id)
+    totals = await services.refusals.totals(
+        by, _within(visit), tenant_id=tenant_id, limit=MOST, order=visit.sort or "-turned"
+    )
     recent = [] if tenant_id is None else await services.refusals.recent(by, tenant_id)
     return visit.render(
         "refusals.html",
-        totals=visit.sorted(totals, COLUMNS),
+        totals=totals,
+        most=MOST,
         recent=recent,
         tenant_id=tenant_id,
         tenants=await services.tenants.names(by, {row.tenant_id for row in totals}),
@@ -68,10 +111,10 @@ async def show_refusals(visit: Visit) -> Response:
 
 
 async def search(visit: Visit) -> Response:
-    """A tenant's name or id, a key's public id, a request's id."""
+    """A tenant's name or id, a key's public id, a request's or a batch's id."""
     text, services, by = visit.wanted("q") or "", visit.services, visit.by
-    if text.startswith("req_") and await services.requests.find(by, text) is not None:
-        return visit.goto(f"/requests/{text}")
+    if re.fullmatch(r"(req|batch)_[0-9a-z_]{1,64}", text):
+        return visit.goto(f"/{'requests' if text.startswith('req') else 'batches'}/{text}")
     key = await services.keys.look_up(by, text.removeprefix("lpx_").partition("_")[0])
     if key is not None:
         return visit.goto(f"/tenants/{key.tenant_id}/projects/{key.project_id}/keys/{key.id}")

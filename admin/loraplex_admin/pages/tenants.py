@@ -6,16 +6,15 @@ from datetime import timedelta
 from starlette.responses import Response
 
 from loraplex_admin.limit_use import LimitUse, uses_of
-from loraplex_admin.visit import Change, Page, Visit
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
 from loraplex_engine.messages import TIERS
 from loraplex_platform.admission.limits import DIMENSIONS
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.tenants.models import Plan, Tenant
-from loraplex_platform.tenants.repository import ORDERS, TenantFilter
+from loraplex_platform.tenants.repository import TenantFilter
 from loraplex_platform.tenants.schemas import NEXT_STATES, TenantState, standing_of
 
-SHOWN = 50
 PLANS = 1000
 DAY = timedelta(days=1)
 SETTINGS = {
@@ -34,13 +33,7 @@ async def show_tenants(visit: Visit) -> Response:
     wanted = TenantFilter(
         like=visit.wanted("q") or "", state=visit.wanted("state"), plan_id=visit.wanted("plan_id")
     )
-    rows = await visit.services.tenants.page(
-        visit.by,
-        after=visit.wanted("after"),
-        limit=SHOWN + 1,
-        wanted=wanted,
-        order=visit.sort if visit.sort in ORDERS else ORDERS[0],
-    )
+    rows = await visit.services.tenants.page(visit.by, wanted=wanted, **visit.cut)
     plans = {plan.id: plan for plan in await visit.services.plans.page(limit=PLANS)}
     standings = {
         row.id: standing_of(row, plans[row.plan_id] if row.plan_id else None) for row in rows
@@ -77,6 +70,7 @@ async def show(visit: Visit) -> Response:
         standing = standing_of(tenant, next((p for p in plans if p.id == tenant.plan_id), None))
     else:
         standing = await services.tenants.standing(tenant)
+    projects = await services.projects.page(by, tenant.id, **visit.cut)
     return visit.render(
         "tenant.html",
         tenant=tenant,
@@ -87,7 +81,8 @@ async def show(visit: Visit) -> Response:
         plan=next((plan for plan in plans if plan.id == tenant.plan_id), None),
         uses=uses,
         refusals=await services.refusals.totals(by, DAY, tenant_id=tenant.id, limit=10),
-        projects=await services.projects.page(by, tenant.id, limit=100),
+        projects=projects[:SHOWN],
+        has_more=len(projects) > SHOWN,
     )
 
 

@@ -4,19 +4,18 @@ import re
 
 from starlette.responses import Response
 
-from loraplex_admin.visit import Change, Page, Visit
+from loraplex_admin.visit import SHOWN, Change, Page, Visit
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.models import Webhook
 
 ALL = "/tenants/{tenant_id}/webhooks"
 ONE = ALL + "/{webhook_id}"
-SHOWN = 50
 EVENT = re.compile(r"\*|[a-z_.]{1,64}")
 
 
 async def show_everywhere(visit: Visit) -> Response:
     services, by = visit.services, visit.by
-    rows = await services.webhooks.seen(by, after=visit.wanted("after"), limit=SHOWN + 1)
+    rows = await services.webhooks.page(by, None, **visit.cut)
     return visit.render(
         "webhooks_everywhere.html",
         rows=rows[:SHOWN],
@@ -27,14 +26,11 @@ async def show_everywhere(visit: Visit) -> Response:
 
 async def show_all(visit: Visit) -> Response:
     services, by, tenant_id = visit.services, visit.by, visit.place("tenant_id")
-    rows = await services.webhooks.page(by, tenant_id, after=visit.wanted("after"), limit=SHOWN + 1)
+    rows = await services.webhooks.page(by, tenant_id, **visit.cut)
     return visit.render(
         "webhooks.html",
         tenant=await services.tenants.find(by, tenant_id),
-        rows=visit.sorted(
-            rows[:SHOWN], {"url": lambda row: row.url, "since": lambda row: row.created_at}
-        ),
-        last=rows[:SHOWN][-1].id if rows else "",
+        rows=rows[:SHOWN],
         has_more=len(rows) > SHOWN,
     )
 

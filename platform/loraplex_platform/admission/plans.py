@@ -40,9 +40,11 @@ class PlanService:
             raise Conflict(f"there is a plan {name!r} already", param="name") from error
         return plan
 
-    async def page(self, *, after: str | None = None, limit: int = 20) -> Sequence[Plan]:
+    async def page(
+        self, *, after: str | None = None, limit: int = 20, order: str = ""
+    ) -> Sequence[Plan]:
         async with self._database.reading() as session:
-            return await TenantRepository(session).plans(after, limit)
+            return await TenantRepository(session).plans(after, limit, order)
 
     async def find(self, plan_id: str) -> Plan:
         async with self._database.reading() as session:

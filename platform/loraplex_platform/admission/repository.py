@@ -16,6 +16,7 @@ from loraplex_platform.admission.models import (
 )
 from loraplex_platform.db.scope import across_tenants, for_tenant, visible_to
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator, Principal
+from loraplex_platform.usage.periods import Period
 
 
 class LimitRepository:
@@ -152,9 +153,14 @@ class RejectionRepository:
         return (await self._session.scalars(statement.order_by(RejectionCount.minute))).all()
 
     async def totals(
-        self, by: Administrator, since: datetime, tenant_id: str | None, limit: int
+        self,
+        by: Administrator,
+        since: datetime,
+        tenant_id: str | None,
+        limit: int,
+        order: str = "-turned",
     ) -> Sequence[Row[*tuple[Any, ...]]]:
-        """Tenant, key, reason and limit with their sum, first and last minute; most first."""
+        """Tenant, key, reason and limit with their sum, first and last minute, in this order."""
         keys = (
             RejectionCount.tenant_id,
             RejectionCount.key_id,
@@ -165,9 +171,13 @@ class RejectionRepository:
         statement = visible_to(by, RejectionCount).where(minute >= since)
         if tenant_id is not None:
             statement = statement.where(RejectionCount.tenant_id == tenant_id)
-        most_first = statement.group_by(*keys).order_by(count.desc()).limit(limit)
-        columns = (*keys, count, func.min(minute), func.max(minute))
-        return (await self._session.execute(most_first.with_only_columns(*columns))).all()
+        first, last = func.min(minute), func.max(minute)
+        orders = {"limit": RejectionCount.limit, "turned": count, "first": first, "last": last}
+        column = orders.get(order.removeprefix("-"), count)
+        is_ascending = order in orders
+        ordered = (column.asc() if is_ascending else column.desc(), *keys)
+        rows = statement.with_only_columns(*keys, count, first, last).group_by(*keys)
+        return (await self._session.execute(rows.order_by(*ordered).limit(limit))).all()
 
     async def by_minute(self, by: Administrator, since: datetime) -> dict[datetime, int]:
         statement = (
@@ -183,6 +193,18 @@ class RejectionRepository:
     ) -> Sequence[RejectionSamples]:
         statement = visible_to(by, RejectionSamples).where(RejectionSamples.tenant_id == tenant_id)
         return (await self._session.scalars(statement.order_by(RejectionSamples.key_id))).all()
+
+    async def samples_within(
+        self, by: Administrator, minutes: Period, most: int
+    ) -> Sequence[RejectionSamples]:
+        """Of the keys, so many at most, that something turned away within these minutes."""
+        start, end = minutes
+        refused = visible_to(by, RejectionCount).where(
+            RejectionCount.minute >= start, RejectionCount.minute < end
+        )
+        keys = refused.with_only_columns(RejectionCount.key_id).distinct().limit(most)
+        statement = visible_to(by, RejectionSamples).where(RejectionSamples.key_id.in_(keys))
+        return (await self._session.scalars(statement)).all()
 
     async def trim_samples(self, tenant_id: str, before: datetime) -> int:
         """Forget samples from before then; of how many keys."""

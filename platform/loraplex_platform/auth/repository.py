@@ -4,14 +4,26 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from sqlalchemy import func
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.auth.models import AdminKey, ApiKey, KeyUse
-from loraplex_platform.db.paging import page_after
+from loraplex_platform.db.paging import Sorting, page_after
 from loraplex_platform.db.scope import across_tenants, visible_to
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.tenants.models import Project, ServiceAccount, Tenant
+
+LAST_USED = across_tenants(KeyUse).where(KeyUse.key_id == ApiKey.id)
+KEYS = Sorting(
+    ApiKey.id,
+    {
+        "name": func.nullif(ApiKey.name, ""),
+        "used": LAST_USED.with_only_columns(KeyUse.last_used_at).scalar_subquery(),
+        "expires": ApiKey.expires_at,
+        "made": ApiKey.created_at,
+    },
+)
 
 
 class Holder(NamedTuple):
@@ -69,12 +81,17 @@ class KeyRepository:
         return await self._session.scalar(statement)
 
     async def page(
-        self, by: Administrator, tenant_id: str, project_id: str, after: str | None, limit: int
+        self,
+        by: Administrator,
+        project: Project,
+        after: str | None,
+        limit: int,
+        order: str = "",
     ) -> Sequence[ApiKey]:
         own = visible_to(by, ApiKey).where(
-            ApiKey.tenant_id == tenant_id, ApiKey.project_id == project_id
+            ApiKey.tenant_id == project.tenant_id, ApiKey.project_id == project.id
         )
-        return (await self._session.scalars(page_after(own, ApiKey.id, after, limit))).all()
+        return await KEYS.page(self._session, own, order, after, limit)
 
     async def last_used(
         self, by: Administrator, tenant_id: str, key_ids: Sequence[str]

@@ -74,10 +74,11 @@ class KeyService:
         *,
         after: str | None = None,
         limit: int = 20,
+        order: str = "",
     ) -> Sequence[ApiKey]:
         async with self._database.reading(by) as session:
-            await found_project(session, by, tenant_id, project_id)
-            return await KeyRepository(session).page(by, tenant_id, project_id, after, limit)
+            project = await found_project(session, by, tenant_id, project_id)
+            return await KeyRepository(session).page(by, project, after, limit, order)
 
     async def find(self, by: Administrator, path: KeyPath) -> ApiKey:
         async with self._database.reading(by) as session:

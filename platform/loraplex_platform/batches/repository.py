@@ -1,6 +1,7 @@
 """Statements on batch jobs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -9,10 +10,43 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.batches.schemas import BatchQuery
-from loraplex_platform.db.scope import across_tenants, change_across_tenants, for_tenant
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.db.paging import Sorting, nth_newest
+from loraplex_platform.db.scope import (
+    across_tenants,
+    change_across_tenants,
+    for_tenant,
+    visible_to,
+)
+from loraplex_platform.kit.principal import Administrator, Principal
 
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+SEARCHED = 2_000  # jobs, where an order or a state has no index
+BATCHES = Sorting(
+    Batch.id,
+    {
+        "since": Batch.created_at,
+        "status": Batch.status,
+        "lines": Batch.total,
+        "failed": Batch.failed,
+        "running": Batch.running,
+        "tokens": Batch.input_tokens + Batch.output_tokens,
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFilter:
+    """Which jobs to show; None does not filter."""
+
+    tenant_id: str | None = None
+    status: str | None = None
+
+    def is_searched(self, order: str) -> bool:
+        """Whether only the newest SEARCHED jobs are looked at, of the tenant or of all."""
+        column = order.removeprefix("-")
+        return self.status is not None or (column in BATCHES.columns and column != "since")
 
 
 class BatchRepository:
@@ -62,13 +96,23 @@ class BatchRepository:
         statement = across_tenants(Batch).where(Batch.status.in_(UNFINISHED))
         return (await self._session.scalars(statement.order_by(Batch.created_at, Batch.id))).all()
 
-    async def of_tenant(self, tenant_id: str | None, limit: int) -> Sequence[Batch]:
-        """For the operator, newest first; None is every tenant."""
-        statement = across_tenants(Batch)
-        if tenant_id is not None:
-            statement = statement.where(Batch.tenant_id == tenant_id)
-        newest = statement.order_by(Batch.created_at.desc(), Batch.id.desc())
-        return (await self._session.scalars(newest.limit(limit))).all()
+    async def seen(
+        self, by: Administrator, wanted: BatchFilter, order: str, after: str | None, limit: int
+    ) -> Sequence[Batch]:
+        """Newest first, or in an order of BATCHES; see BatchFilter.is_searched."""
+        statement = visible_to(by, Batch)
+        if wanted.tenant_id is not None:
+            statement = statement.where(Batch.tenant_id == wanted.tenant_id)
+        if wanted.is_searched(order):
+            since = await nth_newest(self._session, statement, Batch.created_at, SEARCHED)
+            if since is not None:
+                statement = statement.where(Batch.created_at >= since)
+        if wanted.status is not None:
+            statement = statement.where(Batch.status == wanted.status)
+        is_known = order.removeprefix("-") in BATCHES.columns
+        return await BATCHES.page(
+            self._session, statement, order if is_known else "-since", after, limit
+        )
 
     async def lease(self, batch_id: str, now: datetime, until: datetime) -> Batch | None:
         """Become the one who validates or closes this job; None when somebody else is."""

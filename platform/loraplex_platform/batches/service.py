@@ -7,7 +7,7 @@ from typing import Protocol
 
 from loraplex_platform.audit.trail import note
 from loraplex_platform.batches.models import Batch
-from loraplex_platform.batches.repository import BatchRepository
+from loraplex_platform.batches.repository import BatchFilter, BatchRepository
 from loraplex_platform.batches.rights import rights_of
 from loraplex_platform.batches.schemas import FINAL, BatchObject, BatchQuery, CreateBatch
 from loraplex_platform.db.database import Database
@@ -53,6 +53,7 @@ class Progress:
     tenant_id: str
     status: str
     is_paused: bool
+    created_at: datetime
     total: int
     completed: int
     failed: int
@@ -172,17 +173,21 @@ class BatchService:
 
     async def progress(self, tenant_id: str | None = None, limit: int = 100) -> Sequence[Progress]:
         """The newest jobs of a tenant, or of all."""
-        async with self._database.reading() as session:
-            batches = await BatchRepository(session).of_tenant(tenant_id, limit)
-        return progress_of(batches, self._clock.now())
+        return await self.seen(COMMAND_LINE, BatchFilter(tenant_id), limit=limit)
 
     async def seen(
-        self, by: Administrator, *, tenant_id: str | None = None, limit: int = 100
+        self,
+        by: Administrator,
+        wanted: BatchFilter,
+        *,
+        order: str = "",
+        after: str | None = None,
+        limit: int = 100,
     ) -> Sequence[Progress]:
-        """The newest jobs that the administrator may see, of all tenants or of one."""
-        if not by.sees(tenant_id):
-            tenant_id = by.tenant_id
-        return await self.progress(tenant_id, limit)
+        """Jobs that the administrator may see, the newest first unless `order` says otherwise."""
+        async with self._database.reading(by) as session:
+            batches = await BatchRepository(session).seen(by, wanted, order, after, limit)
+        return progress_of(batches, self._clock.now())
 
     async def find(self, by: Administrator, batch_id: str) -> tuple[BatchObject, Progress]:
         async with self._database.reading(by) as session:
@@ -268,6 +273,7 @@ def _progress(batch: Batch, now: datetime) -> Progress:
         tenant_id=batch.tenant_id,
         status=batch.status,
         is_paused=batch.paused_at is not None and batch.status in PAUSABLE,
+        created_at=batch.created_at,
         total=batch.total,
         completed=batch.completed,
         failed=batch.failed,

@@ -7,9 +7,18 @@ from sqlalchemy import Select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.catalogue.models import Adapter, AdapterName
-from loraplex_platform.db.paging import page_after
+from loraplex_platform.db.paging import Sorting
 from loraplex_platform.db.scope import across_tenants, change_across_tenants, for_tenant
 from loraplex_platform.kit.principal import Principal
+
+NAMES = Sorting(
+    AdapterName.name,
+    {
+        "name": AdapterName.name,
+        "versions": AdapterName.last_number,
+        "changed": AdapterName.updated_at,
+    },
+)
 
 
 class AdapterRepository:
@@ -32,10 +41,10 @@ class AdapterRepository:
         return await self._session.scalar(own.with_for_update() if to_change else own)
 
     async def names_page(
-        self, principal: Principal, after: str | None = None, limit: int = 10_000
+        self, principal: Principal, after: str | None = None, limit: int = 10_000, order: str = ""
     ) -> Sequence[AdapterName]:
         own = for_tenant(principal, AdapterName)
-        return (await self._session.scalars(page_after(own, AdapterName.name, after, limit))).all()
+        return await NAMES.page(self._session, own, order, after, limit)
 
     async def versions(self, principal: Principal, name: str) -> Sequence[Adapter]:
         """The living versions of a name, oldest first."""

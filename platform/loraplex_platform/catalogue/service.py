@@ -141,10 +141,10 @@ class CatalogueService:
             return await AdapterRepository(session).living_of_tenant(tenant_id)
 
     async def page(
-        self, principal: Principal, *, after: str | None = None, limit: int
+        self, principal: Principal, *, after: str | None = None, limit: int, order: str = ""
     ) -> Sequence[AdapterName]:
         async with self._database.reading(principal) as session:
-            return await AdapterRepository(session).names_page(principal, after, limit)
+            return await AdapterRepository(session).names_page(principal, after, limit, order)
 
     async def get(self, principal: Principal, address: str) -> Entry:
         """A name with all its versions, or with the one that is addressed."""

@@ -19,6 +19,7 @@ from loraplex_platform.kit.errors import InvalidRequest
 PARTS = {"config": CONFIG_NAME, "weights": WEIGHTS_NAME}
 ARCHIVE = "archive"
 MAX_BYTES = 2 << 30  # of one adapter that is sent; from a folder it may be larger
+PATHS = ("/v1/adapters", "/admin/adapters")  # that it is sent to, by clients and in the console
 
 
 class Received(NamedTuple):

@@ -3,6 +3,7 @@
 import os
 import time
 import uuid
+from datetime import UTC, datetime
 
 
 def uuid7(now_ms: int, entropy: bytes) -> uuid.UUID:
@@ -16,3 +17,12 @@ def uuid7(now_ms: int, entropy: bytes) -> uuid.UUID:
 def new_id(prefix: str, separator: str = "_") -> str:
     """For example `req_0197d3…`: the prefix and 32 hexadecimal digits."""
     return f"{prefix}{separator}{uuid7(time.time_ns() // 1_000_000, os.urandom(10)).hex}"
+
+
+def made_at(id: str) -> datetime | None:
+    """When `new_id` made this; None of an id that it did not make."""
+    try:
+        value = uuid.UUID(hex=id.rpartition("_")[2])
+    except ValueError:
+        return None
+    return datetime.fromtimestamp((value.int >> 80) / 1000, UTC) if value.version == 7 else None

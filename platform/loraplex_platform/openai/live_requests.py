@@ -3,9 +3,10 @@
 from typing import Any
 
 from loraplex_engine.client import EngineClient
+from loraplex_engine.errors import EngineUnavailable
 from loraplex_engine.messages import Explanation, SequenceStats
 from loraplex_platform.kit.errors import NotFound
-from loraplex_platform.kit.principal import Principal
+from loraplex_platform.kit.principal import Administrator, Principal
 
 MEANINGS = {
     "kv": "the KV cache has no room for it beside what runs",
@@ -31,11 +32,27 @@ class LiveRequests:
 
     async def explain(self, principal: Principal, request_id: str) -> dict[str, Any]:
         """The first sequence of the request, wherever it is."""
+        found = await self._found(request_id)
+        if found is None or found.tenant != principal.tenant_id:
+            raise NotFound(f"There is no live request '{request_id}'.", param="request_id")
+        return _explained(request_id, found)
+
+    async def seen(self, by: Administrator, request_id: str) -> dict[str, Any] | None:
+        """The same for people, with its tenant; None where it is not in the engine, or not seen."""
+        try:
+            found = await self._found(request_id)
+        except EngineUnavailable:  # it has nothing under way
+            return None
+        if found is None or not by.sees(found.tenant):
+            return None
+        return _explained(request_id, found) | {"tenant_id": found.tenant}
+
+    async def _found(self, request_id: str) -> Explanation | None:
         for sequence_id in (request_id, f"{request_id}.0"):
             found = await self._engine.explain(sequence_id)
-            if found.tenant == principal.tenant_id:
-                return _explained(request_id, found)
-        raise NotFound(f"There is no live request '{request_id}'.", param="request_id")
+            if found.tenant is not None:
+                return found
+        return None
 
 
 def _shown(sequence: SequenceStats) -> dict[str, Any]:

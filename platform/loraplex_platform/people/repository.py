@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.db.paging import page_after
+from loraplex_platform.db.paging import Sorting
 from loraplex_platform.db.scope import across_tenants, change_across_tenants, visible_to
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.people.models import LoginSession, OneTimeLink, Person
@@ -18,6 +18,12 @@ class Opened(NamedTuple):
 
     session: LoginSession
     person: Person
+
+
+PEOPLE = Sorting(
+    Person.id,
+    {"email": Person.email, "name": Person.name, "role": Person.role, "state": Person.state},
+)
 
 
 class PeopleRepository:
@@ -39,10 +45,15 @@ class PeopleRepository:
         return await self._session.scalar(statement)
 
     async def page(
-        self, by: Administrator, tenant_id: str | None, after: str | None, limit: int
+        self,
+        by: Administrator,
+        tenant_id: str | None,
+        after: str | None,
+        limit: int,
+        order: str = "",
     ) -> Sequence[Person]:
         own = visible_to(by, Person).where(Person.tenant_id == tenant_id)
-        return (await self._session.scalars(page_after(own, Person.id, after, limit))).all()
+        return await PEOPLE.page(self._session, own, order, after, limit)
 
     async def of_tenant(self, tenant_id: str) -> Sequence[Person]:
         statement = across_tenants(Person).where(Person.tenant_id == tenant_id)

@@ -112,11 +112,12 @@ class PeopleService:
         *,
         after: str | None = None,
         limit: int = 20,
+        order: str = "",
     ) -> Sequence[Person]:
         async with self._database.reading(by) as session:
             if tenant_id is not None:
                 await found(session, by, tenant_id)
-            return await PeopleRepository(session).page(by, tenant_id, after, limit)
+            return await PeopleRepository(session).page(by, tenant_id, after, limit, order)
 
     async def find(self, by: Administrator, tenant_id: str | None, person_id: str) -> Person:
         async with self._database.reading(by) as session:

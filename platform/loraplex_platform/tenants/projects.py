@@ -40,10 +40,16 @@ class ProjectService:
         return project
 
     async def page(
-        self, by: Administrator, tenant_id: str, *, after: str | None = None, limit: int = 20
+        self,
+        by: Administrator,
+        tenant_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        order: str = "",
     ) -> Sequence[Project]:
         async with self._database.reading(by) as session:
-            rows = await TenantRepository(session).projects(by, tenant_id, after, limit)
+            rows = await TenantRepository(session).projects(by, tenant_id, after, limit, order)
             if not rows:  # past the end, or there is no such tenant
                 await found(session, by, tenant_id)
             return rows

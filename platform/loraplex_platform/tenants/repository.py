@@ -8,13 +8,15 @@ from typing import TypeVar
 from sqlalchemy import Select, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.db.paging import page_after
+from loraplex_platform.db.paging import Sorting, page_after
 from loraplex_platform.db.scope import across_tenants, for_platform, for_tenant, visible_to
 from loraplex_platform.kit.principal import Administrator, Principal
 from loraplex_platform.tenants.models import Plan, Project, ServiceAccount, Tenant
 from loraplex_platform.tenants.schemas import Standing, standing_of
 
-ORDERS = ("since", "-since", "name", "-name")
+TENANTS = Sorting(Tenant.id, {"since": Tenant.id, "name": Tenant.name})
+PROJECTS = Sorting(Project.id, {"since": Project.id, "name": Project.name})
+PLANS = Sorting(Plan.id, {"since": Plan.id, "name": Plan.name, "weight": Plan.weight})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +97,10 @@ class TenantRepository:
         limit: int,
         *,
         wanted: TenantFilter = ALL,
-        order: str = ORDERS[0],
+        order: str = "",
     ) -> Sequence[Tenant]:
-        """From the tenant with the id `after` on, in one of ORDERS."""
-        column = Tenant.name if order.endswith("name") else Tenant.id
-        place: str | None = after
-        if after is not None and column is Tenant.name:
-            last = await self.find(by, after)
-            place = None if last is None else last.name
-        seen = page_after(
-            _filtered(visible_to(by, Tenant), wanted), column, place, limit,
-            is_descending=order.startswith("-"),
-        )  # fmt: skip
-        return (await self._session.scalars(seen)).all()
+        seen = _filtered(visible_to(by, Tenant), wanted)
+        return await TENANTS.page(self._session, seen, order, after, limit)
 
     async def names(self, by: Administrator, tenant_ids: Collection[str]) -> dict[str, str]:
         """By id, of those that are seen."""
@@ -136,10 +129,10 @@ class TenantRepository:
         return await self._session.scalar(statement)
 
     async def projects(
-        self, by: Administrator, tenant_id: str, after: str | None, limit: int
+        self, by: Administrator, tenant_id: str, after: str | None, limit: int, order: str = ""
     ) -> Sequence[Project]:
         own = visible_to(by, Project).where(Project.tenant_id == tenant_id)
-        return (await self._session.scalars(page_after(own, Project.id, after, limit))).all()
+        return await PROJECTS.page(self._session, own, order, after, limit)
 
     async def service_account(
         self, by: Administrator, project: Project, account_id: str
@@ -165,9 +158,8 @@ class TenantRepository:
     async def plan_named(self, name: str) -> Plan | None:
         return await self._session.scalar(for_platform(Plan).where(Plan.name == name))
 
-    async def plans(self, after: str | None, limit: int) -> Sequence[Plan]:
-        statement = page_after(for_platform(Plan), Plan.id, after, limit)
-        return (await self._session.scalars(statement)).all()
+    async def plans(self, after: str | None, limit: int, order: str = "") -> Sequence[Plan]:
+        return await PLANS.page(self._session, for_platform(Plan), order, after, limit)
 
     async def on_plan(self, plan_id: str) -> Sequence[str]:
         """The ids of the tenants on a plan."""

@@ -15,7 +15,7 @@ from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.kit.revisions import check_revision
 from loraplex_platform.tenants.models import Project, Tenant
-from loraplex_platform.tenants.repository import ALL, ORDERS, TenantFilter, TenantRepository
+from loraplex_platform.tenants.repository import ALL, TenantFilter, TenantRepository
 from loraplex_platform.tenants.schemas import (
     NEXT_STATES,
     Standing,
@@ -72,7 +72,7 @@ class TenantService:
         after: str | None = None,
         limit: int = 20,
         wanted: TenantFilter = ALL,
-        order: str = ORDERS[0],
+        order: str = "",
     ) -> Sequence[Tenant]:
         async with self._database.reading(by) as session:
             tenants = TenantRepository(session)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.usage.models import UsageEvent
-from loraplex_platform.usage.request_repository import RequestFilter, RequestRepository
+from loraplex_platform.usage.request_repository import REQUESTS, RequestFilter, RequestRepository
 
 
 class RequestLog:
@@ -17,12 +17,15 @@ class RequestLog:
         by: Administrator,
         wanted: RequestFilter,
         *,
+        order: str = "",
         after: str | None = None,
         limit: int = 50,
     ) -> Sequence[UsageEvent]:
-        """Newest first, those that started before the request `after`."""
+        """Those behind the request `after`: newest first, or in an order of REQUESTS."""
         async with self._database.reading(by) as session:
             requests = RequestRepository(session, by)
+            if order.removeprefix("-") in REQUESTS.columns:
+                return await requests.sorted_page(wanted, order, after, limit)
             last = None if after is None else await requests.find(after)
             return await requests.page(wanted, last, limit)
 

@@ -6,11 +6,13 @@ from datetime import datetime
 from sqlalchemy import or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.db.paging import page_after
+from loraplex_platform.db.paging import Sorting, page_after
 from loraplex_platform.db.scope import across_tenants, visible_to
 from loraplex_platform.events.models import Delivery, Webhook
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.tenants.models import Tenant
+
+WEBHOOKS = Sorting(Webhook.id, {"since": Webhook.id, "url": Webhook.url})
 
 
 class WebhookRepository:
@@ -32,15 +34,18 @@ class WebhookRepository:
         return await self._session.scalar(statement)
 
     async def page(
-        self, by: Administrator, tenant_id: str, after: str | None, limit: int
+        self,
+        by: Administrator,
+        tenant_id: str | None,
+        after: str | None,
+        limit: int,
+        order: str = "",
     ) -> Sequence[Webhook]:
-        own = visible_to(by, Webhook).where(Webhook.tenant_id == tenant_id)
-        return (await self._session.scalars(page_after(own, Webhook.id, after, limit))).all()
-
-    async def seen(self, by: Administrator, after: str | None, limit: int) -> Sequence[Webhook]:
-        """Of every tenant that the administrator sees."""
-        statement = page_after(visible_to(by, Webhook), Webhook.id, after, limit)
-        return (await self._session.scalars(statement)).all()
+        """Of one tenant, or (None) of every tenant that the administrator sees."""
+        seen = visible_to(by, Webhook)
+        if tenant_id is not None:
+            seen = seen.where(Webhook.tenant_id == tenant_id)
+        return await WEBHOOKS.page(self._session, seen, order, after, limit)
 
     async def of_tenant(self, tenant_id: str) -> Sequence[Webhook]:
         statement = across_tenants(Webhook).where(Webhook.tenant_id == tenant_id)

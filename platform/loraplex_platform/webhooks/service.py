@@ -58,18 +58,19 @@ class WebhookService:
         return NewWebhook(webhook, secret)
 
     async def page(
-        self, by: Administrator, tenant_id: str, *, after: str | None = None, limit: int = 20
+        self,
+        by: Administrator,
+        tenant_id: str | None,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        order: str = "",
     ) -> Sequence[Webhook]:
+        """Of one tenant, or (None) of every tenant that the administrator sees."""
         async with self._database.reading(by) as session:
-            await found(session, by, tenant_id)
-            return await WebhookRepository(session).page(by, tenant_id, after, limit)
-
-    async def seen(
-        self, by: Administrator, *, after: str | None = None, limit: int = 20
-    ) -> Sequence[Webhook]:
-        """Of every tenant that the administrator sees."""
-        async with self._database.reading(by) as session:
-            return await WebhookRepository(session).seen(by, after, limit)
+            if tenant_id is not None:
+                await found(session, by, tenant_id)
+            return await WebhookRepository(session).page(by, tenant_id, after, limit, order)
 
     async def find(self, by: Administrator, tenant_id: str, webhook_id: str) -> Webhook:
         async with self._database.reading(by) as session:

@@ -1,6 +1,6 @@
 """Everything PEFT can save for a decoder, served: logits against transformers + PEFT, alone and mixed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ UNTIED: Variants = {
     "regex": {"target_modules": r".*\.layers\.\d\.(self_attn|mlp)\.(q|up)_proj"},
     "fan in fan out": {"target_modules": SOME, "fan_in_fan_out": True},
     "orthogonal": {"target_modules": ALL_MODULES, "init_lora_weights": "orthogonal"},
+    "pissa": {"target_modules": ALL_MODULES, "init_lora_weights": "pissa"},
+    "olora": {"target_modules": SOME, "init_lora_weights": "olora"},
+    "eva": {"target_modules": SOME, "init_lora_weights": "eva"},
     "dora": {"target_modules": ALL_MODULES, "use_dora": True},
     "dora and patterns": {
         "target_modules": SOME,
@@ -108,21 +111,38 @@ def make_world(folder: Path, variants: Variants, **shape: Any) -> World:
 def save_variant(
     base: Path, folder: Path, options: dict[str, Any], seed: int, loudness: float = 0.15
 ) -> torch.Tensor:
-    """Train nothing, but move everything that training would, loudly; then save and ask PEFT."""
+    """As `save_moved`, of the model in a folder."""
+    return save_moved(lambda: plain(base), folder, options, seed, loudness)
+
+
+def save_moved(
+    base: Callable[[], Any], folder: Path, options: dict[str, Any], seed: int, loudness: float
+) -> torch.Tensor:
+    """Train nothing, but move everything that training would, loudly; then save and ask PEFT.
+
+    What changed the base model when it began is saved as PEFT converts it to plain LoRA.
+    """
     torch.manual_seed(seed)
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"} | options)
-    model = peft.get_peft_model(plain(base), config)
+    model = peft.get_peft_model(base(), config)
+    conversion = {}
+    if config.init_lora_weights in ("pissa", "olora"):
+        first = folder.parent / f"{config.init_lora_weights}_init"
+        config.init_lora_weights, kind = True, config.init_lora_weights  # as PEFT's examples do
+        model.save_pretrained(first)
+        config.init_lora_weights = kind
+        conversion = {"path_initial_model_for_weight_conversion": str(first)}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if "magnitude" in name:
             parameter.data *= 1 + 6 * loudness * (torch.rand_like(parameter) - 0.5)
-        elif "lora_" in name:
+        elif "lora_" in name and not conversion:
             torch.nn.init.normal_(parameter, std=loudness)
         else:
             parameter.data += 0.7 * loudness * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    loaded = peft.PeftModel.from_pretrained(plain(base), folder).eval()
+    model.save_pretrained(folder, **conversion)
+    loaded = peft.PeftModel.from_pretrained(base(), folder).eval()
     with torch.no_grad():
         logits = loaded(torch.tensor([[*PROMPT, *ANSWER]])).logits[0]
     wanted: torch.Tensor = logits[len(PROMPT) - 1 : -1]

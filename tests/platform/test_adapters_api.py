@@ -18,7 +18,6 @@ from tests.adapter_stand import (
     weights_of,
     zip_of,
 )
-from tests.adapters.test_malformed import CORPUS
 from tests.platform_stand import Seeded
 
 from loraplex_adapters.folder import CONFIG_NAME, WEIGHTS_NAME
@@ -32,8 +31,6 @@ from loraplex_platform.catalogue.routes import Route
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.principal import COMMAND_LINE
-
-NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 
 
 @pytest.fixture
@@ -160,32 +157,6 @@ async def test_an_archive_is_as_good_as_two_files(acme: AdapterClient, archive: 
 )
 async def test_a_bad_archive_is_refused(acme: AdapterClient, archive: bytes, code: str) -> None:
     assert code_of(await acme.upload("bot", archive=archive)) == (400, code)
-
-
-async def test_malformed_adapters_are_refused_with_their_codes_while_streams_run(
-    acme: AdapterClient, engine: FakeEngine, app: FastAPI, tmp_path: Path
-) -> None:
-    engine.step_s = 0.002
-    streams = [asyncio.create_task(acme.ask("support", max_tokens=200)) for _ in range(16)]
-    for index, (label, (make, error)) in enumerate(CORPUS.items()):
-        folder = tmp_path / str(index)
-        make(folder)
-        if label == "no folder" or {path.name for path in folder.iterdir()} != set(NAMES):
-            continue  # what a form cannot say
-        files = [folder / name for name in NAMES]
-        if not all(path.is_file() and not path.is_symlink() for path in files):
-            continue
-        if error.code in ("adapter_too_large", "rank_too_large") and label != "huge config":
-            continue  # this server's limits are higher
-        config, weights = (path.read_bytes() for path in files)
-        answer = await acme.upload("bot", weights or b"\0", config)
-        expected = error.code if weights else "truncated_file"
-        assert code_of(answer) == (400, expected), label
-    answers = await asyncio.gather(*streams)
-    assert [a.json()["usage"]["completion_tokens"] for a in answers] == [200] * 16
-    assert (await acme.call("GET", "/bot")).status_code == 404
-    assert list(app.state.adapters.catalogue._store.versions()) == []
-    assert list((app.state.adapters.catalogue._store.root / ".incoming").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import sqlite3
 import statistics
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,16 +88,17 @@ async def live(
 
 @asynccontextmanager
 async def flex_work(
-    client: AsyncOpenAI, server: LoraplexServer, done: list[Stream]
+    client: AsyncOpenAI, server: LoraplexServer, begun: list[Stream]
 ) -> AsyncIterator[None]:
-    work = keep_busy(client, server, load("w1", shift=1), "flex", BATCH_STREAMS, done)
+    work = keep_busy(client, server, load("w1", shift=1), "flex", BATCH_STREAMS, begun)
     filler = asyncio.create_task(work)
     await asyncio.sleep(UNDER_WAY_S)
     try:
         yield
     finally:
         filler.cancel()
-        await asyncio.gather(filler, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await filler  # raises what went wrong meanwhile
 
 
 async def turn(server: LoraplexServer, mode: str, number: int, plan: Plan, seen: Seen) -> None:
@@ -201,7 +202,7 @@ def report(seen: Seen, rate: float) -> str:
     counts = ", ".join(f"{len(streams)} {mode}" for mode, streams in seen.live.items())
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     lines = [
-        f"Live requests: {counts}, {rate}/s; {len(seen.flex)} flex requests ended; {machine}; "
+        f"Live requests: {counts}, {rate}/s; {len(seen.flex)} flex requests begun; {machine}; "
         f"{time.strftime('%F')}",
         "",
         "| | " + " | ".join(MODES) + " |",

@@ -7,6 +7,7 @@ per cent. Writes out/bench_neighbour.json.
 import argparse
 import asyncio
 import json
+import time
 from pathlib import Path
 
 from live_client import Stream, client_of, keep_busy, serving
@@ -18,27 +19,26 @@ QUIET = "quiet"
 STREAMS = {QUIET: 20, TENANT: 200}
 
 
-async def run(server: LoraplexServer, keys: dict[str, str], seconds: float) -> dict[str, float]:
-    """Service of each tenant between a warm-up and the end."""
+async def run(server: LoraplexServer, keys: dict[str, str], seconds: float) -> dict[str, int]:
+    """Tokens that each tenant's streams got between a warm-up and the end."""
     workload = [request._replace(adapter=None) for request in load("w1")]
-    done: dict[str, list[Stream]] = {tenant: [] for tenant in STREAMS}
+    begun: dict[str, list[Stream]] = {tenant: [] for tenant in STREAMS}
 
     async def backlog(tenant: str) -> None:
         async with client_of(server, keys[tenant]) as client:
-            await keep_busy(client, server, workload, "default", STREAMS[tenant], done[tenant])
+            await keep_busy(client, server, workload, "default", STREAMS[tenant], begun[tenant])
 
-    tasks = [asyncio.create_task(backlog(tenant)) for tenant in STREAMS]
-    await asyncio.sleep(seconds / 5)
-    before = {tenant: len(streams) for tenant, streams in done.items()}
-    await asyncio.sleep(seconds)
-    served = {
-        tenant: float(sum(len(s.token_s) for s in streams[before[tenant] :]))
-        for tenant, streams in done.items()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(backlog(tenant)) for tenant in STREAMS]
+        await asyncio.sleep(seconds / 5)
+        from_s = time.perf_counter()
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+    return {
+        tenant: sum(time_s >= from_s for stream in streams for time_s in stream.token_s)
+        for tenant, streams in begun.items()
     }
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return served
 
 
 def main() -> None:

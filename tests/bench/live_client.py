@@ -56,9 +56,15 @@ async def client_of(server: LoraplexServer, key: str | None = None) -> AsyncIter
 
 
 async def stream(
-    client: AsyncOpenAI, server: LoraplexServer, request: Request, tier: ServiceTier
+    client: AsyncOpenAI,
+    server: LoraplexServer,
+    request: Request,
+    tier: ServiceTier,
+    begun: list[Stream] | None = None,
 ) -> Stream:
     seen = Stream(time.perf_counter())
+    if begun is not None:
+        begun.append(seen)
     events = await client.completions.create(
         model=request.adapter or server.base_model,
         prompt=request.prompt_ids,
@@ -80,9 +86,9 @@ async def keep_busy(
     requests: list[Request],
     tier: ServiceTier,
     count: int,
-    done: list[Stream],
+    begun: list[Stream],
 ) -> None:
-    """`count` requests in flight until cancelled; what has ended goes to `done`."""
+    """`count` requests in flight until cancelled or one fails; each is in `begun` from its start."""
     numbers = iter(range(10**9))
 
     async def one_after_the_other() -> None:
@@ -91,7 +97,7 @@ async def keep_busy(
             request = requests[number % len(requests)]
             fresh = [2 + number % 40_000, *request.prompt_ids[1:]]  # in no prefix cache yet
             sent = request._replace(prompt_ids=fresh)
-            done.append(await stream(client, server, sent, tier))
+            await stream(client, server, sent, tier, begun)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(count):

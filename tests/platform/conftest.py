@@ -125,7 +125,8 @@ def settings(
     url, redis_url = server.url(MIGRATED), request.getfixturevalue("redis_url")
     monkeypatch.setenv("LORAPLEX_DATABASE_URL", url)  # commands stand on the same servers
     monkeypatch.setenv("LORAPLEX_REDIS_URL", redis_url)
-    return replace(home, database_url=url, redis_url=redis_url)
+    # On a busy machine Redis may take longer than a request would wait: then limits are local.
+    return replace(home, database_url=url, redis_url=redis_url, redis_timeout_s=10)
 
 
 @pytest.fixture(scope="session")

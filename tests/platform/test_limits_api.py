@@ -126,9 +126,12 @@ async def test_a_client_that_waits_as_told_gets_in(served: Served) -> None:
     client = served.client()
     await asyncio.gather(*(client.chat.completions.create(**ASK) for _ in range(20)))
     patient = client.with_options(max_retries=1)  # waits for retry-after-ms by itself
-    answer = await patient.chat.completions.with_raw_response.create(**ASK)
-    assert answer.status_code == 200
-    assert answer.retries_taken == 1
+    retries_taken = 0
+    while not retries_taken:  # on a busy machine there is room for one more meanwhile
+        answer = await patient.chat.completions.with_raw_response.create(**ASK)
+        assert answer.status_code == 200
+        retries_taken = answer.retries_taken
+    assert retries_taken == 1
 
 
 async def test_a_spent_quota_is_insufficient_and_not_retried(served: Served) -> None:

@@ -90,7 +90,7 @@ async def test_without_redis_a_strict_limit_is_a_503(
 ) -> None:
     await set_limit(settings, model, keys.acme, tokens_per_month=10_000, strict=True)
     with running_redis() as server:
-        shared = dataclasses.replace(settings, redis_url=server.url)
+        shared = dataclasses.replace(settings, redis_url=server.url, redis_timeout_s=10)
         async with listening(create_app(shared, FakeEngine(), model)) as url:
             assert await statuses(url, keys.acme, 2) == [200, 200]
             server.kill()

@@ -63,6 +63,7 @@ def check_harmless(text: str, where: str) -> None:
 QUERY = ("q", "sort", "after", "done", "hours", "tenant_id", "key_id", "model", "status", "state")
 
 
+@pytest.mark.slow
 async def test_attack_in_an_address_is_text_on_every_page(
     stand: ConsoleStand, keys: Seeded
 ) -> None:

@@ -80,12 +80,12 @@ def in_order(values: dict[str, dict[str, Any]], column: str, *, is_descending: b
     return known + lacking
 
 
-async def check_walks(database: Database) -> None:
+async def check_walks(database: Database, *limits: int) -> None:
     values = await make_keys(database)
     for column in KEYS.columns:
         for sign in ("", "-"):
             expected = in_order(values, column, is_descending=sign == "-")
-            for limit in (1, 9):
+            for limit in limits:
                 assert await walked(database, sign + column, limit) == expected, (sign, column)
     assert await walked(database, "nonsense", 5) == sorted(values)
     assert await walked(database, "-nonsense", 5) == sorted(values)
@@ -102,7 +102,7 @@ async def check_orders(database: Database, table: Sorting) -> None:
 
 
 async def test_each_row_is_shown_once_in_order(database: Database) -> None:
-    await check_walks(database)
+    await check_walks(database, 4)
 
 
 async def test_page_behind_a_row_that_is_gone_goes_on_by_key(database: Database) -> None:
@@ -112,16 +112,16 @@ async def test_page_behind_a_row_that_is_gone_goes_on_by_key(database: Database)
     assert [row.id for row in rows] == ["key06", "key07", "key08"]
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table.key))
-async def test_every_order_can_be_asked_for(database: Database, table: Sorting) -> None:
-    await check_orders(database, table)
+async def test_every_order_can_be_asked_for(database: Database) -> None:
+    for table in TABLES:
+        await check_orders(database, table)
 
 
 @pytest.mark.slow
 async def test_the_same_on_postgres(postgres_url: str) -> None:
     upgrade(postgres_url)
     database = Database(postgres_url)
-    await check_walks(database)
+    await check_walks(database, 1, 9)
     for table in TABLES:
         await check_orders(database, table)
     await database.close()

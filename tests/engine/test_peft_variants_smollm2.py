@@ -96,7 +96,7 @@ def shallow(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> World
     adapters, expected = {}, {}
     for seed, (name, options) in enumerate(EVERY.items()):
         adapters[name] = folder / name
-        for loudness in (0.12, 0.36):
+        for loudness in (0.12, 0.18, 0.27, 0.4):
             expected[name] = save_moved(
                 lambda: copy.deepcopy(model), adapters[name], options, seed, loudness
             )

@@ -30,6 +30,7 @@ UNSERVED = (
     "arrow_config",
     "kasa_config",
     "monteclora_config",
+    "enable_lora",  # early forks: some parts of a fused projection
 )
 HARMLESS = {
     "base_model_name_or_path", "revision", "task_type", "inference_mode", "auto_mapping",

@@ -168,6 +168,9 @@ CORPUS: dict[str, tuple[Callable[[Path], None], type[AdapterError]]] = {
     "config is no json": (config_text(b"{'r': 8}"), errors.ConfigNotJson),
     "config is binary": (config_text(b"\xff\xfe\x00"), errors.ConfigNotJson),
     "lerobot's config": (config_text(b'{"base_model": "x", "steps": 3}'), errors.NotPeft),
+    "a fork's fused projection": (
+        config(enable_lora=[True, False, True], merge_weights=True), errors.UnsupportedFeature,
+    ),
     "huge config": (config_text(b" " * (2 << 20)), errors.AdapterTooLarge),
     "rank null": (config(r=None), errors.BadConfigValue),
     "rank zero": (config(r=0), errors.BadConfigValue),
@@ -298,6 +301,7 @@ def test_what_is_not_served_is_refused_by_its_key(name: str, tmp_path: Path) -> 
         ("arrow_config", {"top_k": 3}),
         ("kasa_config", {"beta": 1}),
         ("monteclora_config", {"x": 1}),
+        ("enable_lora", [True, False]),
         ("init_lora_weights", "pissa_niter_4"),
         ("init_lora_weights", "olora"),
         ("init_lora_weights", "loftq"),

@@ -206,6 +206,17 @@ def test_config_of_a_newer_peft_is_served_with_a_warning(tmp_path: Path) -> None
     assert "unknown config key 'future_key' is ignored" in stored.report.warnings
 
 
+def test_config_of_2023_is_served_with_a_warning(tmp_path: Path) -> None:
+    save_peft(tmp_path / "adapter", VARIANTS["only q"])
+    early = {"r": 4, "lora_alpha": 8, "peft_type": "LORA", "target_modules": ["q_proj"]}
+    early |= {"bias": "none", "enable_lora": None, "merge_weights": False}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(early))
+
+    stored, _ = put_and_load(tmp_path / "adapter", tmp_path / "store")
+
+    assert stored.report.warnings == ("unknown config key 'merge_weights' is ignored",)
+
+
 def test_todays_peft_config_has_no_unknown_key(tmp_path: Path) -> None:
     save_peft(tmp_path / "adapter", VARIANTS["all-linear"])
     stored, _ = put_and_load(tmp_path / "adapter", tmp_path / "store")

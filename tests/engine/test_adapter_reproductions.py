@@ -4,6 +4,7 @@ import gc
 import random
 import threading
 import time
+from collections import defaultdict
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -239,6 +240,41 @@ def test_loads_under_32_streams_disturb_none_of_them(world: World) -> None:
             step += 1
         assert run.cache.stats[0].loads > 4
     assert list(said.values()) == quiet
+
+
+def test_streams_end_while_another_adapter_is_still_being_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large an adapter is and however slow its disk: it is never read in a step."""
+    slow, may_end = world.versions[7], threading.Event()
+    original = Loader.load
+
+    def held_up(self: Loader, folder: Path, version: str) -> object:
+        assert version != slow or may_end.wait(60)
+        return original(self, folder, version)
+
+    streams = [Prompt(LONG[i : i + 10], world.versions[i % 2], GREEDY) for i in range(8)]
+    with world.engine() as run:
+        alone, expected = run.say(*streams), run.say(Prompt(LONG, slow, GREEDY))[0]
+        run.offline.engine.submit(DropAdapter(slow))
+        monkeypatch.setattr(Loader, "load", held_up)
+        engine, said, ended = run.offline.engine, defaultdict[str, list[int]](list), set[str]()
+        engine.submit(generate("slow", Prompt(LONG, slow, GREEDY)))
+        for i, prompt in enumerate(streams):
+            engine.submit(generate(f"stream-{i}", prompt))
+        while engine.has_work:
+            for event in engine.step():
+                if isinstance(event, TokenEvent):
+                    said[event.request_id] += event.token_ids
+                elif isinstance(event, Finished):
+                    ended.add(event.request_id)
+            if len(ended) == len(streams) and not may_end.is_set():
+                assert not said["slow"]
+                may_end.set()
+            if engine.is_stalled:
+                time.sleep(0.001)
+    assert [said[f"stream-{i}"] for i in range(len(streams))] == alone
+    assert said["slow"] == expected
 
 
 def test_fifty_requests_for_a_cold_version_read_it_once(

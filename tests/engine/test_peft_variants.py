@@ -143,10 +143,14 @@ def save_moved(
             parameter.data += 0.7 * loudness * torch.randn_like(parameter)
     model.save_pretrained(folder, **conversion)
     loaded = peft.PeftModel.from_pretrained(base(), folder).eval()
+    return logits_of(loaded)
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    """Before each token of the forced answer."""
     with torch.no_grad():
-        logits = loaded(torch.tensor([[*PROMPT, *ANSWER]])).logits[0]
-    wanted: torch.Tensor = logits[len(PROMPT) - 1 : -1]
-    return wanted
+        logits: torch.Tensor = model(torch.tensor([[*PROMPT, *ANSWER]])).logits[0]
+    return logits[len(PROMPT) - 1 : -1]
 
 
 def plain(base: Path) -> Any:

@@ -1,17 +1,30 @@
-"""The same on a real model: SmolLM2, float32 and bfloat16, alone and all mixed in one batch."""
+"""The same on a real model: SmolLM2, float32 and bfloat16, alone and all mixed in one batch.
 
+A few kinds on all of it; every variant on its first layers, with its real weights and vocabulary.
+"""
+
+import copy
 from pathlib import Path
 
 import pytest
+import torch
 from tests.engine.test_peft_variants import (
+    HEARD,
+    TIED,
     TOKENS,
+    UNTIED,
     Variants,
     World,
     check_equal,
+    distance,
+    logits_of,
+    plain,
+    save_moved,
     save_variant,
     serve,
 )
 from tests.engine.tiny import ALL_MODULES
+from transformers import AutoModelForCausalLM
 
 from loraplex_engine.config import Dtype
 
@@ -61,3 +74,40 @@ def test_every_kind_of_adapter_equals_peft_on_a_real_model(
 ) -> None:
     settings = {"cpu_kv_cache_bytes": 2**26, "max_lora_extra_bytes": 2**30, "max_model_len": 256}
     check_equal(world, dtype, *serve(world, dtype, tmp_path, **settings))
+
+
+NUM_LAYERS = 4
+OF_AN_UNTIED_VOCABULARY = {  # SmolLM2's is tied, for which TIED has their like
+    "dora on the vocabulary", "vocabulary", "only the embedding", "whole head",
+    "whole embedding and norms", "tokens", "tokens of both",
+}  # fmt: skip
+EVERY: Variants = {n: o for n, o in {**UNTIED, **TIED}.items() if n not in OF_AN_UNTIED_VOCABULARY}
+
+
+@pytest.fixture(scope="module")
+def shallow(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Each adapter as loud as it must be to be heard, whatever it reaches."""
+    folder = tmp_path_factory.mktemp("shallow")
+    model = AutoModelForCausalLM.from_pretrained(
+        demo_model, num_hidden_layers=NUM_LAYERS, dtype=torch.float32
+    )
+    model.save_pretrained(folder / "base")
+    base = logits_of(plain(folder / "base"))
+    adapters, expected = {}, {}
+    for seed, (name, options) in enumerate(EVERY.items()):
+        adapters[name] = folder / name
+        for loudness in (0.12, 0.18, 0.27, 0.4):
+            expected[name] = save_moved(
+                lambda: copy.deepcopy(model), adapters[name], options, seed, loudness
+            )
+            if distance(expected[name], base) > 1.5 * HEARD:
+                break
+    return World(folder / "base", adapters, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_variant_equals_peft_on_the_first_layers_of_a_real_model(
+    shallow: World, dtype: Dtype, tmp_path: Path
+) -> None:
+    settings = {"cpu_kv_cache_bytes": 2**24, "max_lora_extra_bytes": 2**30, "max_model_len": 256}
+    check_equal(shallow, dtype, *serve(shallow, dtype, tmp_path, max_cpu_lora_bytes=0, **settings))

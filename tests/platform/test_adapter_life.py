@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.adapter_stand import AdapterClient, weights_of
+from tests.adapter_stand import AdapterClient
+from tests.adapters.folders import CONFIG, float32_file, lora_tensors
 from tests.platform_stand import BASE, home_like, seed
 from tests.stepped_engine import SteppedEngine, tiny_base, tiny_config
 
@@ -30,6 +32,10 @@ NAMES = ("a", "b")
 USERS = tuple(f"user-{i}" for i in range(6))
 names, seeds, users = st.sampled_from(NAMES), st.integers(0, 3), st.sampled_from(USERS)
 homes = itertools.count()
+CONTENTS = [  # weights and config
+    (float32_file(lora_tensors(rank=r, seed=r)), json.dumps({**CONFIG, "r": r}).encode())
+    for r in (4, 1, 7, 12)
+]
 SHORT, LONG = 3, 150  # tokens of an answer
 GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
@@ -57,7 +63,7 @@ class Running(NamedTuple):
 
     answer: asyncio.Task[httpx2.Response]
     request: Generate
-    version: str
+    version: str | None  # None: the base model
 
 
 class AdapterLife(RuleBasedStateMachine):
@@ -70,7 +76,7 @@ class AdapterLife(RuleBasedStateMachine):
     template: Settings
     keys: Any
     model: LoadedModel
-    alone: dict[str, list[int]]  # by version
+    alone: dict[str | None, list[int]]  # by version
 
     @initialize(max_loras=st.integers(1, 3), host_bytes=st.sampled_from([0, 4_000, 2**21]))
     def start(self, max_loras: int, host_bytes: int) -> None:
@@ -101,7 +107,7 @@ class AdapterLife(RuleBasedStateMachine):
     @rule(name=names, seed=seeds, activate=st.booleans())
     def upload(self, name: str, seed: int, activate: bool) -> None:
         made = self.loop.run_until_complete(
-            self.acme.upload(name, weights_of(seed), activate=str(activate).lower())
+            self.acme.upload(name, *CONTENTS[seed], activate=str(activate).lower())
         ).json()
         version = made["versions"][0]
         promise = self.promises.get(name)
@@ -244,7 +250,6 @@ class AdapterLife(RuleBasedStateMachine):
 
     def says_alone(self, request: Generate) -> list[int]:
         version = request.adapter
-        assert version is not None
         if version not in self.alone:
             config = tiny_config(self.folder / "base")
             cache = adapter_cache(config, self.model, self.store)
@@ -254,7 +259,7 @@ class AdapterLife(RuleBasedStateMachine):
             cache.close()
         return self.alone[version]
 
-    @rule(name=names, user=users)
+    @rule(name=st.sampled_from((*NAMES, BASE)), user=users)
     def begin(self, name: str, user: str) -> None:
         """A request that runs while whatever comes next happens."""
         self.loop.run_until_complete(self.until_begun(name, user))
@@ -269,7 +274,19 @@ class AdapterLife(RuleBasedStateMachine):
         self.engine.holding = False
         if len(self.engine.requests) > before:
             request = self.engine.requests[-1]
-            self.running.append(Running(answer, request, request.adapter or ""))
+            self.running.append(Running(answer, request, self.promised(name, request)))
+
+    def promised(self, name: str, request: Generate) -> str | None:
+        """What the name stands for as it begins; within a canary, what the engine was asked for."""
+        promise = self.promises.get(name)
+        if promise is None:
+            return None
+        if promise.canary is None:
+            return promise.versions[promise.current]
+        assert request.adapter in {
+            promise.versions[n] for n in (promise.current, promise.canary[0])
+        }
+        return request.adapter
 
     @precondition(lambda self: self.running)
     @rule()

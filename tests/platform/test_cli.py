@@ -162,6 +162,7 @@ def test_a_name_is_pointed_tried_rolled_back_and_shown(
     assert adapters("pin", "bot") == "bot → @1  pinned"
     shown = adapters("show", "bot@2").splitlines()
     assert shown[1].startswith("bot@2  ")
+    assert shown[1].endswith("2 modules, 12 left alone")
     assert shown[2].split() == ["model.layers.0.self_attn.q_proj", "r=4", "×4"]
     adapters("remove", "bot@2")
     for wrong in (("alias", "bot", "2"), ("rollback", "nobody"), ("show", "bot@7")):

@@ -11,6 +11,7 @@ from tests.adapter_stand import base_folder
 from tests.console_stand import ConsoleStand, console_stand, seed_people
 from tests.platform.conftest import (  # noqa: F401 (fixtures)
     _nobody_reads_a_secret,
+    _statements_name_their_tenant,
     engine,
     keys,
     make_app,

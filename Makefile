@@ -4,7 +4,7 @@ BIN := .venv/bin
 ALL := -n logical --maxprocesses 4 --dist loadfile   # a worker a core; a file's tests share what they load
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow test-servers bench bench-live bench-books bench-neighbour theorems sim check format
+.PHONY: serve test test-slow test-servers contract bench bench-live bench-books bench-neighbour theorems sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -18,6 +18,9 @@ test-slow: .venv/.installed
 
 test-servers: .venv/.installed
 	LORAPLEX_TEST_STORES=servers $(BIN)/python -m pytest $(ALL) tests/platform
+
+contract: .venv/.installed   # 50 examples of each route as each caller
+	LORAPLEX_TEST_EXAMPLES=50 $(BIN)/python -m pytest $(ALL) -m slow tests/platform/test_schemathesis.py
 
 bench: .venv/.installed
 	$(BIN)/python tests/bench/bench_cpu.py

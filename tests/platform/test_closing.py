@@ -76,6 +76,19 @@ async def fill(served: Served, stand: AdminStand) -> None:
     assert (await stand.http.post("/v1/prefixes", json=prefix, headers=auth)).status_code == 200
 
 
+async def until_tested(adapters: AdapterClient) -> None:
+    """Nothing is written about the versions any more."""
+    async with asyncio.timeout(60):
+        for name in ("acme-only", "poet", "support"):
+            while not await _is_tested(adapters, name):  # noqa: ASYNC110 (known by asking)
+                await asyncio.sleep(0.01)
+
+
+async def _is_tested(adapters: AdapterClient, name: str) -> bool:
+    versions = (await adapters.call("GET", f"/{name}")).json()["versions"]
+    return all(version["parity"] is not None for version in versions)
+
+
 @pytest.fixture
 async def stand(served: Served) -> AsyncIterator[AdminStand]:
     async with admin_stand(served.app) as stand:
@@ -121,6 +134,7 @@ async def test_export_holds_all_that_is_the_tenants_and_no_secret(
 async def test_command_writes_the_same_archive(
     served: Served, stand: AdminStand, tmp_path: Path
 ) -> None:
+    await until_tested(AdapterClient(stand.http, served.keys.acme))
     target = tmp_path / "acme.tar.gz"
     environment = {
         "LORAPLEX_HOME": str(tmp_path),

@@ -5,6 +5,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+import structlog
+from tests.secrecy import Watch, watching
 from tests.services import PostgresServer, RedisServer, running_postgres, running_redis
 
 # Read when torch is imported: threads that spin between products starve a machine that does more.
@@ -38,3 +40,18 @@ def redis_url(redis_server: RedisServer) -> str:
     """An empty Redis for one test."""
     redis_server.execute("FLUSHALL")
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def watch() -> Iterator[Watch]:
+    """Of secrets, and of what is shown; logs are drawn plainly, since rich takes seconds."""
+    watch = Watch()
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+
+    def overhear(_: object, __: str, line: str) -> str:
+        watch.show("log", line)
+        return line
+
+    structlog.configure(processors=[renderer, overhear])
+    with watching(watch):
+        yield watch

@@ -194,15 +194,19 @@ class RemoteEngine:
             socket.connect(self.address)
             await socket.send_multipart([MAGIC, ALIVE])
             self._socket = socket
+            heard_s = time.monotonic()
             while True:
                 # Asked again at once, since a loop that hung sees only that the time is over.
-                ready = await poller.poll(int(1000 * GIVE_UP_S)) or await poller.poll(0)
-                if socket not in dict(ready):  # and nothing is left to read
-                    return
-                events = decode(await socket.recv_multipart())
-                if self._hello is not None and any(isinstance(event, Hello) for event in events):
-                    return  # greeted anew: the engine took this client for gone, and its requests
-                self._take(events)
+                ready = dict(await poller.poll(int(1000 * GIVE_UP_S)) or await poller.poll(0))
+                if socket in ready:
+                    heard_s = time.monotonic()
+                    events = decode(await socket.recv_multipart())
+                    if self._hello is not None and any(isinstance(each, Hello) for each in events):
+                        return  # greeted anew: the engine took this client for gone
+                    self._take(events)
+                elif monitor in ready or time.monotonic() > heard_s + GIVE_UP_S:
+                    if not socket.get(zmq.EVENTS) & zmq.POLLIN:
+                        return  # what it said last was there before the word of its end
         finally:
             self._socket = None
             socket.disable_monitor()

@@ -19,7 +19,6 @@ from tests.platform.conftest import (  # noqa: F401 (fixtures)
     model,
     served,
     settings,
-    watch,
 )
 from tests.platform_stand import Seeded, home_like, seed
 

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -321,3 +323,16 @@ async def test_a_client_that_was_forgotten_fails_its_requests_and_comes_back(
         assert returned != identity
         assert decode(frame) == []
         await client.close()
+
+
+async def test_a_poll_that_finds_nothing_is_no_silence(
+    core: CountdownCore, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, calls = zmq.asyncio.Poller.poll, count()
+
+    async def forgetful(poller: zmq.asyncio.Poller, wait_ms: int) -> list[tuple[Any, int]]:
+        return [] if next(calls) % 3 else await poll(poller, wait_ms)
+
+    monkeypatch.setattr(zmq.asyncio.Poller, "poll", forgetful)
+    async with connected(address) as client:
+        assert len(await answer(client, request("r", 50))) == 51

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from fastapi import FastAPI
 from sqlalchemy import CompoundSelect, Connection, Delete, Engine, Select, Update, event
 from tests.platform_stand import (
@@ -22,7 +21,7 @@ from tests.platform_stand import (
     seed,
     tiny_model,
 )
-from tests.secrecy import Watch, watching
+from tests.secrecy import Watch
 from tests.services import PostgresServer, Rows
 
 from loraplex_engine.fake import FakeEngine
@@ -36,21 +35,6 @@ from loraplex_platform.openai.served_model import ServedModel
 
 ON_SERVERS = os.environ.get("LORAPLEX_TEST_STORES") == "servers"
 MIGRATED, SPARE = "migrated", "spare"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def watch() -> Iterator[Watch]:
-    """Of secrets, and of what is shown; logs are drawn plainly, since rich takes seconds."""
-    watch = Watch()
-    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-
-    def overhear(_: object, __: str, line: str) -> str:
-        watch.show("log", line)
-        return line
-
-    structlog.configure(processors=[renderer, overhear])
-    with watching(watch):
-        yield watch
 
 
 @pytest.fixture(autouse=True)

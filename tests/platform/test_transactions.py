@@ -13,6 +13,7 @@ import loraplex_platform
 
 OPENERS = {"unit_of_work", "changing", "_changing", "reading", "snapshot"}
 PACKAGES = [Path(*package.__path__) for package in (loraplex_platform, loraplex_admin)]
+MAKERS = {"Callable"}  # what takes a session is none
 READS_AS_IT_WRITES = {  # a page at a time, from one reading to one file
     "usage/exports.py: asyncio.to_thread(sink.write, page)",
 }
@@ -29,7 +30,10 @@ def waits_beside_the_session(tree: ast.AST) -> Iterator[str]:
                 yield from _strangers(node.body, held)
         elif isinstance(node, ast.AsyncFunctionDef):
             arguments = [*node.args.args, *node.args.kwonlyargs]
-            given = {a.arg for a in arguments if names(a.annotation) & {"AsyncSession"}}
+            kinds = {a.arg: names(a.annotation) for a in arguments}
+            given = {
+                a for a, kind in kinds.items() if "AsyncSession" in kind and kind.isdisjoint(MAKERS)
+            }
             if given:
                 yield from _strangers(node.body, given)
 

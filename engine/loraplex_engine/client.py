@@ -198,15 +198,15 @@ class RemoteEngine:
             while True:
                 # Asked again at once, since a loop that hung sees only that the time is over.
                 ready = dict(await poller.poll(int(1000 * GIVE_UP_S)) or await poller.poll(0))
+                is_over = monitor in ready or time.monotonic() > heard_s + GIVE_UP_S
                 if socket in ready:
                     heard_s = time.monotonic()
                     events = decode(await socket.recv_multipart())
                     if self._hello is not None and any(isinstance(each, Hello) for each in events):
                         return  # greeted anew: the engine took this client for gone
                     self._take(events)
-                elif monitor in ready or time.monotonic() > heard_s + GIVE_UP_S:
-                    if not socket.get(zmq.EVENTS) & zmq.POLLIN:
-                        return  # what it said last was there before the word of its end
+                elif is_over and not await socket.poll(0):
+                    return  # what it said last was there before the word of its end
         finally:
             self._socket = None
             socket.disable_monitor()

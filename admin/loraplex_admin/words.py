@@ -80,7 +80,7 @@ def money(pico: int) -> str:
     """Dollars: to the cent, and where that is nothing, to the first two digits."""
     amount = dollars(pico)
     if amount and abs(amount) < Decimal("0.01"):
-        return f"${amount:.2g}" if abs(amount) >= Decimal("0.0001") else f"${amount:.1e}"
+        return f"${Decimal(f'{amount:.1e}'):f}"
     return f"${number_with(amount, 2)}"
 
 

@@ -3,11 +3,14 @@
 "use strict";
 
 function localTimes(root) {
-  for (const time of root.querySelectorAll("time[datetime]")) {
-    const moment = new Date(time.dateTime);
-    const style = time.dataset.only === "time" ? { timeStyle: "short" } : { dateStyle: "medium", timeStyle: "medium" };
-    time.textContent = moment.toLocaleString(undefined, style);
-  }
+  const times = [...root.querySelectorAll("time[datetime]")];
+  const widths = times.map((time) => time.offsetWidth);
+  times.forEach((time, i) => {
+    // As the server writes it, and in the room that took: nothing moves, however late this comes.
+    const style = time.dataset.only === "time" ? { timeStyle: "short" } : { dateStyle: "short", timeStyle: "medium" };
+    time.style.minWidth = `${widths[i]}px`;
+    time.textContent = new Date(time.dateTime).toLocaleString("sv-SE", style);
+  });
 }
 
 function charts(root) {

@@ -2,7 +2,7 @@
 
 Each system runs in a process of its own and serves the first 16 requests of each workload, which all arrive
 at once, in bfloat16, greedy. The ratio is of output tokens per second. By default that is w1, sixteen
-adapters mixed, in at most five minutes; `--peers w0 w1 w3` takes a quarter of an hour on two cores, nearly
+adapters mixed, in about five minutes; `--peers w0 w1 w3` takes a quarter of an hour on two cores, nearly
 all of it PEFT's. `--workloads w0 w1 w3` adds Loraplex on all 64 requests of each.
 Writes out/bench_cpu.csv and out/bench_cpu.png.
 """

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.smollm2 import ADAPTERS
 from tests.engine.test_peft_variants import TIED, UNTIED, make_world, save_variant
 from tests.engine.tiny import make_model
 
@@ -68,6 +69,19 @@ def test_whatever_is_served_rightly_passes(is_tied: bool, dtype: Dtype, tmp_path
     wrong = {versions[c.version]: c for c in checks if not c.passed or (c.error or 1) > limit}
     assert wrong == {}
     assert all((check.effect or 0) > 0.05 for check in checks)
+
+
+@pytest.mark.slow
+def test_the_demo_adapters_pass_on_the_real_model(demo_model: Path, tmp_path: Path) -> None:
+    """In bfloat16, as `make serve` has them: none is near the limit."""
+    config = EngineConfig(model=demo_model, dtype="bfloat16")
+    store = AdapterStore(tmp_path / "store")
+    cache = adapter_cache(config, load_model(config), store)
+    for name in ("acme", "globex", "initech"):
+        cache.check(put(store, demo_model, ADAPTERS[name]))
+    checks = wait_for_checks(cache, 3)
+    cache.close()
+    assert all(check.passed and (check.error or 1) < 3e-2 for check in checks), checks
 
 
 class Stand:

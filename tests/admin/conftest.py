@@ -32,18 +32,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def app(make_app: Callable[..., FastAPI], base: Path) -> FastAPI:  # noqa: F811
+def app(make_app: Callable[..., FastAPI], base: Path) -> FastAPI:  # noqa: F811 (a fixture)
     app = make_app(model=str(base))
     mount_console(app)
     return app
 
 
 @pytest.fixture(scope="session")
-def seeded(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Path, Seeded]:  # noqa: F811
+def seeded(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Path, Seeded]:  # noqa: F811 (a fixture)
     """A home with two tenants and people to copy from; their sessions lie in a file."""
     home = tmp_path_factory.mktemp("seeded")
-    settings = home_like(migrated.parent, home)  # noqa: F811
-    keys = asyncio.run(seed(settings))  # noqa: F811
+    settings = home_like(migrated.parent, home)  # noqa: F811 (a fixture)
+    keys = asyncio.run(seed(settings))  # noqa: F811 (a fixture)
     (home / "sessions.json").write_text(json.dumps(asyncio.run(seed_people(settings))))
     return home, keys
 

@@ -143,7 +143,11 @@ def all_are_midway(stats: EngineStats) -> bool:
 
 async def test_a_crash_bills_what_was_delivered_and_retries_once(served: Served) -> None:
     """The killed engine's work is the tenants' as far as they got it, and ours beyond that."""
-    client = served.async_client("acme")
+    async with served.async_client("acme") as client:
+        await crash(served, client)
+
+
+async def crash(served: Served, client: AsyncOpenAI) -> None:
     before = {row[0] for row in served.rows("select request_id from usage_event")}
     request: dict[str, object] = {
         "model": served.model.name,
@@ -179,7 +183,6 @@ async def test_a_crash_bills_what_was_delivered_and_retries_once(served: Served)
     assert counted(stats)[str(acme)][2] == 3 * 1_900
     known = sum(event.discarded for event in retried) + sum(delivered)
     assert known >= sum(s.completion_tokens for s in running.sequences)  # the dead one's last word
-    await client.close()
 
 
 async def test_a_server_that_is_told_to_stop_writes_down_what_it_served(
@@ -187,20 +190,21 @@ async def test_a_server_that_is_told_to_stop_writes_down_what_it_served(
 ) -> None:
     """SIGTERM amid six streams: each has its event, with all that the client got."""
     with serving(tmp_path / "home", model) as served:
-        client = served.async_client("acme")
         request: dict[str, object] = {
             "model": served.model.name,
             "messages": [{"role": "user", "content": "go on"}],
             "max_tokens": 7_000,  # far more than are made before the signal
             "extra_body": {"ignore_eos": True, "return_token_ids": True},
         }
-        async with engine_of(served) as engine:
-            streams = [asyncio.create_task(streamed_to_its_end(client, request)) for _ in range(6)]
-            await until_stats(engine, all_are_midway, 30)
-        served.process.send_signal(signal.SIGTERM)
-        delivered = await asyncio.gather(*streams)
-        assert await asyncio.to_thread(served.process.wait, 60) == 0, served.log.read_text()
-        await client.close()
+        async with served.async_client("acme") as client:
+            async with engine_of(served) as engine:
+                streams = [
+                    asyncio.create_task(streamed_to_its_end(client, request)) for _ in range(6)
+                ]
+                await until_stats(engine, all_are_midway, 30)
+            served.process.send_signal(signal.SIGTERM)
+            delivered = await asyncio.gather(*streams)
+            assert await asyncio.to_thread(served.process.wait, 60) == 0, served.log.read_text()
         billed = [count for (count,) in served.rows("select completion_tokens from usage_event")]
         assert len(billed) == 6
         assert all(had <= paid for had, paid in zip(sorted(delivered), sorted(billed), strict=True))

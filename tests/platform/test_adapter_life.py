@@ -269,7 +269,7 @@ class AdapterLife(RuleBasedStateMachine):
         self.engine.holding = True
         body = GREEDY | {"max_tokens": LONG, "user": user}
         answer = asyncio.create_task(self.acme.ask(name, **body))
-        while len(self.engine.requests) == before and not answer.done():  # noqa: ASYNC110
+        while len(self.engine.requests) == before and not answer.done():  # noqa: ASYNC110 (known by asking)
             await asyncio.sleep(0)  # the answer itself says when nothing will come
         self.engine.holding = False
         if len(self.engine.requests) > before:

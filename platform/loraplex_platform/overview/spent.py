@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from zoneinfo import ZoneInfo
 
 from sqlalchemy import case, func
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,12 +11,11 @@ from loraplex_platform.db.scope import visible_to
 from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.principal import Administrator
 from loraplex_platform.usage.models import UsageQuarter
-from loraplex_platform.usage.periods import BUCKET, Period, floor_to, period_of
+from loraplex_platform.usage.periods import BUCKET, UTC_ZONE, Period, floor_to, period_of
 from loraplex_platform.usage.price_repository import PriceRepository
 from loraplex_platform.usage.prices import ANY_ADAPTER, BASE, PriceBook, Sku, Tariffs
 from loraplex_platform.usage.rating import Tokens, cost_pico
 
-UTC_ZONE = ZoneInfo("UTC")
 SETTLED = timedelta(hours=1)  # quarters older than this are summed up once
 
 

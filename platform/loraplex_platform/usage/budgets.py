@@ -16,10 +16,8 @@ from loraplex_platform.db.upsert import insert_into
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.usage.billing_models import BillingProfile, BudgetAlert, BudgetRow
-from loraplex_platform.usage.periods import Period, Span, period_of
+from loraplex_platform.usage.periods import UTC_ZONE, Period, Span, period_of
 from loraplex_platform.usage.repository import Level
-
-UTC_ZONE = ZoneInfo("UTC")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from loraplex_platform.kit.errors import InvalidRequest
 
 BUCKET = timedelta(minutes=15)  # every current UTC offset is a multiple of it
 HOUR = timedelta(hours=1)
+UTC_ZONE = ZoneInfo("UTC")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Span = Literal["day", "month"]
 

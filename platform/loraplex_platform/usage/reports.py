@@ -18,7 +18,14 @@ from loraplex_platform.usage.charges import Charges
 from loraplex_platform.usage.invoice_document import LABELS
 from loraplex_platform.usage.models import UsageMinute, UsageQuarter
 from loraplex_platform.usage.money import dollars
-from loraplex_platform.usage.periods import EPOCH, Period, floor_to, hours_from, periods_from
+from loraplex_platform.usage.periods import (
+    EPOCH,
+    UTC_ZONE,
+    Period,
+    floor_to,
+    hours_from,
+    periods_from,
+)
 from loraplex_platform.usage.price_repository import PriceRepository
 from loraplex_platform.usage.prices import Tariffs
 from loraplex_platform.usage.rating import rate, sums_of_quarter
@@ -63,7 +70,7 @@ class Query:
     models: tuple[str, ...] = ()
     limit: int | None = None
     page: str | None = None
-    zone: ZoneInfo = ZoneInfo("UTC")  # noqa: RUF009 (immutable)
+    zone: ZoneInfo = UTC_ZONE
 
     def tiles(self, moment: datetime) -> Iterator[Period]:
         """Buckets from the one that contains the moment on, without end."""

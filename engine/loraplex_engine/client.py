@@ -179,11 +179,11 @@ class RemoteEngine:
         """One connection, from the first greeting until it breaks.
 
         A socket is never used for a second connection: what it has queued was meant for the engine
-        that is gone.
+        that is gone. It is no ZMQ_IMMEDIATE socket: that drops what has come and was not read yet as
+        soon as the other side closes.
         """
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.immediate = True  # queue for an engine that is there, not for one that may come
         socket.reconnect_ivl = int(1000 * RECONNECT_S)
         set_heartbeats(socket)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

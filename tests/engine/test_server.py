@@ -336,3 +336,25 @@ async def test_a_poll_that_finds_nothing_is_no_silence(
     monkeypatch.setattr(zmq.asyncio.Poller, "poll", forgetful)
     async with connected(address) as client:
         assert len(await answer(client, request("r", 50))) == 51
+
+
+async def test_what_an_engine_said_before_it_left_is_heard(address: str) -> None:
+    """All of it lies unread when the connection ends."""
+    client, core, said = RemoteEngine(address), CountdownCore(step_s=0.0), list[Any]()
+    core.submit(request("r", 100))
+    while core.has_work:
+        said += core.step()
+    async with bare_engine(address) as engine:
+        await client.start()
+        identity, *_ = await engine.recv_multipart()
+        await engine.send_multipart([identity, MAGIC, encode([HELLO])])
+        await until(lambda: client.hello is not None)
+        asked = asyncio.create_task(answer(client, request("r")))
+        await engine.recv_multipart()
+        for event in said:
+            await engine.send_multipart([identity, MAGIC, encode([event])])
+        time.sleep(0.5)  # noqa: ASYNC251 (the client's loop hangs while its transport receives)
+        engine.close(linger=1000)
+        time.sleep(0.5)  # noqa: ASYNC251 (and while it learns of the end)
+        assert await asyncio.wait_for(asked, 10) == said
+    await client.close()

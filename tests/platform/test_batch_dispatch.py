@@ -27,6 +27,7 @@ from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.app import create_app
 from loraplex_platform.batches import closing
 from loraplex_platform.batches.capacity import LEAST_URGENT
+from loraplex_platform.batches.closing import LeaseLost
 from loraplex_platform.batches.outcomes import MAX_ATTEMPTS, Failed, Retry
 from loraplex_platform.batches.queue import Ended, LineQueue, Work
 from loraplex_platform.batches.repository import BatchRepository
@@ -214,6 +215,55 @@ async def test_a_stopped_dispatcher_gives_its_lines_to_the_next(
     async with serving(home, model) as served:
         batch = await until_final(served.client(), batch_id)
         assert batch.request_counts.completed == 6
+
+
+async def until_released(served: Served, batch_id: str) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            async with served.app.state.database.reading() as session:
+                row = await BatchRepository(session).any_of(batch_id)
+            if row is not None and row.lease_until is None:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_a_step_that_another_took_meanwhile_is_not_taken_again(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    """A dispatcher looks, another validates or closes the job, and only then the first begins."""
+    async with serving(home, model) as served:
+        batch_id = await ready(served, 3)  # validated
+        await until_released(served, batch_id)
+        running = await served.client().batches.retrieve(batch_id)
+        await served.app.state.jobs._step(batch_id)
+        assert await served.client().batches.retrieve(batch_id) == running
+        served.engine.spare = 1.0
+        closed = await until_final(served.client(), batch_id)
+        await until_released(served, batch_id)
+        await served.app.state.jobs._step(batch_id)
+        assert await served.client().batches.retrieve(batch_id) == closed
+        assert len(await results(served.client(), closed.output_file_id)) == 3
+
+
+async def test_who_lost_the_lease_removes_no_lines_and_gives_none_up(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    async with serving(home, model) as served:
+        batch_id = await ready(served, 3)
+        dispatcher = served.app.state.jobs
+        async with served.app.state.database.reading() as session:
+            late = await BatchRepository(session).any_of(batch_id)
+        assert late is not None
+        late.epoch -= 1
+        late.status = "validating"
+        await dispatcher._intake.validate(late)
+        late.status = "in_progress"
+        with pytest.raises(LeaseLost):
+            await dispatcher._closing.close(late)
+        served.engine.spare = 1.0
+        batch = await until_final(served.client(), batch_id)
+        assert batch.request_counts is not None
+        assert batch.request_counts.completed == 3
 
 
 async def test_a_batch_past_its_window_gives_what_it_has(

@@ -78,8 +78,9 @@ class Closing:
             }
             if batch.status == "in_progress":
                 values |= {"status": "finalizing", "finalizing_at": now}
-            is_ours = await batches.change(batch, values)
-        return is_ours and running == 0
+            if not await batches.change(batch, values):
+                raise LeaseLost(batch.id)
+        return running == 0
 
     async def _write_files(self, batch: Batch) -> None:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:

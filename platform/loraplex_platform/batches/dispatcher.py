@@ -147,9 +147,8 @@ class Dispatcher:
             batches = await BatchRepository(session).unfinished()
             waiting = await runnable(session, batches, now)
         for batch in batches:
-            is_due = batch.status != "in_progress" or batch.expires_at <= now
             is_free = batch.lease_until is None or batch.lease_until < now
-            if is_due and is_free and len(self._steps) < STEPS_AT_ONCE:
+            if batch.has_step_due(now) and is_free and len(self._steps) < STEPS_AT_ONCE:
                 self._take_step(batch.id)
         self._is_urgent = any(Candidate.of(batch, now).is_urgent for batch in waiting)
         if waiting:

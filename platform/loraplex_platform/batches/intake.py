@@ -46,8 +46,8 @@ class Intake:
 
     async def validate(self, batch: Batch) -> None:
         """Reads the file of a job that is leased; stops when the lease or its status is lost."""
-        async with self._database.unit_of_work() as session:
-            await LineRepository(session).remove(batch.id)  # of a try that was cut short
+        if not await self._start_over(batch):
+            return
         reading = _Reading(batch, self._resolver)
         file = await asyncio.to_thread(self._files.open_held, batch.input_file_id)
         with file:
@@ -61,15 +61,28 @@ class Intake:
         if reading.errors:
             await self._refuse(batch, reading.errors[:MAX_ERRORS])
 
+    async def _start_over(self, batch: Batch) -> bool:
+        """Forget the lines of a try that was cut short; False when the lease is lost."""
+        async with self._database.unit_of_work() as session:
+            is_ours = await BatchRepository(session).change(
+                batch, self._renewed(), status="validating"
+            )
+            if is_ours:
+                await LineRepository(session).remove(batch.id)
+        return is_ours
+
     async def _keep(self, batch: Batch, lines: Sequence[InputLine]) -> bool:
         """Write a chunk and renew the lease, in one transaction; False when it is lost."""
-        now = self._clock.now()
         async with self._database.unit_of_work() as session:
-            lease = {"lease_until": now + self._lease}
-            is_ours = await BatchRepository(session).change(batch, lease, status="validating")
+            is_ours = await BatchRepository(session).change(
+                batch, self._renewed(), status="validating"
+            )
             if is_ours and lines:
-                await LineRepository(session).add(batch, lines, now)
+                await LineRepository(session).add(batch, lines, self._clock.now())
         return is_ours
+
+    def _renewed(self) -> dict[str, Any]:
+        return {"lease_until": self._clock.now() + self._lease}
 
     async def _admit(self, batch: Batch, reading: "_Reading") -> None:
         """The job goes on, unless too much is enqueued already."""
@@ -104,8 +117,8 @@ class Intake:
             "errors": [error.to_json() for error in errors],
         }
         async with self._database.unit_of_work() as session:
-            await LineRepository(session).remove(batch.id)
             if await BatchRepository(session).change(batch, values, status="validating"):
+                await LineRepository(session).remove(batch.id)
                 await FileRepository(session).hold(batch.input_file_id, -1)
                 event = BatchEvent(batch.id)
                 await emit(session, batch.tenant_id, "batch.failed", event, values["failed_at"])

@@ -8,6 +8,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex_platform.db.base import Base, Content, TenantOwned
 
+UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+
 
 class Batch(TenantOwned, Content, Base):
     """A job. Its counters change in the same transaction as its lines."""
@@ -67,6 +69,11 @@ class Batch(TenantOwned, Content, Base):
     def pending(self) -> int:
         """Lines that wait for somebody to run them."""
         return self.total - self.completed - self.failed - self.running
+
+    def has_step_due(self, now: datetime) -> bool:
+        """Whether it is to be validated or closed; while its lines run, only when it expires."""
+        is_running = self.status == "in_progress" and self.expires_at > now
+        return self.status in UNFINISHED and not is_running
 
 
 class BatchLine(TenantOwned, Content, Base):

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import CursorResult, and_, func, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_platform.batches.models import Batch
+from loraplex_platform.batches.models import UNFINISHED, Batch
 from loraplex_platform.batches.schemas import BatchQuery
 from loraplex_platform.db.paging import Sorting, nth_newest
 from loraplex_platform.db.scope import (
@@ -18,9 +18,6 @@ from loraplex_platform.db.scope import (
     visible_to,
 )
 from loraplex_platform.kit.principal import Administrator, Principal
-
-UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
-
 
 SEARCHED = 2_000  # jobs, where an order or a state has no index
 BATCHES = Sorting(
@@ -115,14 +112,18 @@ class BatchRepository:
         )
 
     async def lease(self, batch_id: str, now: datetime, until: datetime) -> Batch | None:
-        """Become the one who validates or closes this job; None when somebody else is."""
+        """Become the one who validates or closes this job.
+
+        None when somebody else is, or has: whoever looked before that saw another state.
+        """
         free = or_(Batch.lease_until.is_(None), Batch.lease_until < now)
         statement = across_tenants(Batch).where(Batch.id == batch_id, free)
         batch = await self._session.scalar(statement.with_for_update(skip_locked=True))
-        if batch is not None:
-            batch.epoch += 1
-            batch.lease_until = until
-            await self._session.flush()
+        if batch is None or not batch.has_step_due(now):
+            return None
+        batch.epoch += 1
+        batch.lease_until = until
+        await self._session.flush()
         return batch
 
     async def change(

@@ -5,6 +5,9 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+IDLE_S = (
+    75.0  # between requests; longer than clients and proxies keep a connection: they are to end it
+)
 HEAD_S = 10.0  # for the whole head of a request
 STALLED_S = 60.0  # for a client to read on when its answer has filled the buffers
 
@@ -14,6 +17,7 @@ class PunctualProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.timeout_keep_alive = IDLE_S
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -22,18 +26,16 @@ class PunctualProtocol(H11Protocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        _cancel(self._head_timer)
+        self._has_head()
         _cancel(self._stall_timer)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._head_timer is None and not self._is_answering:
+            self._expect_head()
         super().data_received(data)
         if self._is_answering:
-            _cancel(self._head_timer)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._expect_head()
+            self._has_head()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -48,8 +50,11 @@ class PunctualProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_head(self) -> None:
-        _cancel(self._head_timer)
         self._head_timer = self.loop.call_later(HEAD_S, self._hang_up)
+
+    def _has_head(self) -> None:
+        _cancel(self._head_timer)
+        self._head_timer = None
 
     def _hang_up(self) -> None:
         if not self._is_answering:  # the next request may have come with the last one

@@ -141,13 +141,11 @@ def live_step_s(server: LoraplexServer) -> float:
         return float(database.execute(query).fetchone()[0])
 
 
-async def run(server: LoraplexServer, plan: Plan) -> Seen:
-    seen = Seen()
+async def run(server: LoraplexServer, plan: Plan, seen: Seen) -> None:
     for number in range(TURNS):
         for mode in MODES if number % 2 == 0 else MODES[::-1]:
             await turn(server, mode, number, plan, seen)
             print(f"{time.strftime('%H:%M:%S')} {mode}: {len(seen.live[mode])} live requests")
-    return seen
 
 
 def quantiles(values: list[float]) -> dict[str, float]:
@@ -249,13 +247,17 @@ def main() -> None:
     options = parser.parse_args()
     plan = Plan(options.requests, options.job_requests, options.rate, options.job_s)
     OUT.mkdir(exist_ok=True)
-    with serving(OUT / "bench-adapters") as server:
-        seen = asyncio.run(run(server, plan))
-    text = report(seen, plan.rate)
-    (OUT / "bench_live.md").write_text(text)
-    write_rows(seen)
-    draw(seen)
-    print(text)
+    seen = Seen()
+    try:
+        with serving(OUT / "bench-adapters") as server:
+            asyncio.run(run(server, plan, seen))
+    finally:  # what half an hour saw is told even where the other half fails
+        if all(seen.live.values()):
+            text = report(seen, plan.rate)
+            (OUT / "bench_live.md").write_text(text)
+            write_rows(seen)
+            draw(seen)
+            print(text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -85,6 +86,49 @@ async def test_a_head_that_never_ends_is_hung_up_on(
             assert await reader.read() == b""
         writer.close()
         await writer.wait_closed()
+
+
+async def asked(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which one request has been answered."""
+    host, port = served.base_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    await ask(reader, writer)
+    return reader, writer
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: test\r\n\r\n")
+    async with asyncio.timeout(5):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        (length,) = re.findall(rb"content-length: (\d+)", head)
+        await reader.readexactly(int(length))
+
+
+async def test_a_connection_may_idle_between_requests_longer_than_a_head_may_take(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that hangs up first does so while a request is on its way, which is then lost."""
+    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
+    reader, writer = await asked(served)
+    await asyncio.sleep(0.3)
+    await ask(reader, writer)
+    writer.write(HEAD.encode())
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_an_idle_connection_is_ended_at_last(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "IDLE_S", 0.1)
+    reader, writer = await asked(served)
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_a_long_answer_is_not_cut_by_the_time_for_heads(

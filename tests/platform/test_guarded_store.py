@@ -249,6 +249,26 @@ async def test_where_no_request_follows_endings_are_told_a_moment_later() -> Non
     await store.close()
 
 
+async def test_what_the_next_request_takes_along_is_not_told_by_itself() -> None:
+    told: list[list[str]] = []  # by the last request, or by themselves
+
+    class Told(MemoryStore):
+        async def end(self, endings: Sequence[Ending], *, now_ms: int | None = None) -> None:
+            told.append([ending.claim.id for ending in endings])
+            await super().end(endings, now_ms=now_ms)
+
+    store = GuardedStore(Told(), WORKERS, flush_after_s=NEVER_S)
+    for id in ("a", "b", "c"):
+        await store.reserve(claim(id, concurrent(9)), 60)
+        num_told = len(told)
+        await store.settle(claim(id, concurrent(9)), {})
+        await store.look()
+        assert len(told) == num_told
+    await store.look()
+    assert told[num_told:] == [["c"]]
+    await store.close()
+
+
 async def test_what_ended_is_told_before_a_process_stops(server: RedisServer) -> None:
     store = GuardedStore(RedisStore(server.url, timeout_s=2), WORKERS, flush_after_s=NEVER_S)
     await store.reserve(claim("a", concurrent(9)), 60)

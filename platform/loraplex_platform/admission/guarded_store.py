@@ -7,7 +7,7 @@ are told a moment later. So a request costs one round trip, and sees all that en
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import structlog
@@ -81,7 +81,7 @@ class GuardedStore:
         self._workers = workers
         self._breaker = breaker or Breaker()
         self._on_change = on_change
-        self._flush_after_s = flush_after_s
+        self._look_every_s = flush_after_s / 2
         self._local = MemoryStore()
         self._owed = Owed()
         self._timer: asyncio.TimerHandle | None = None
@@ -129,10 +129,12 @@ class GuardedStore:
 
     async def flush(self, *, now_ms: int | None = None) -> None:
         """Tell everything that ended; what the shared store does not hear is told later."""
-        for tenant in self._owed.tenants:
-            if not self._breaker.is_ready:
-                return
-            await self._tell_of(tenant, now_ms)
+        await self._tell_of_all(self._owed.tenants, now_ms)
+
+    async def look(self) -> None:
+        """Tell what no request has taken along since the last look; all, after an outage."""
+        left_over = self._owed.left_over()
+        await self._tell_of_all(self._owed.tenants if self.is_degraded else left_over)
 
     async def read(
         self, tenant: str, charges: Sequence[Charge], *, now_ms: int | None = None
@@ -185,22 +187,28 @@ class GuardedStore:
         for ending in endings:
             self._owed.add(ending)
         if endings and self._timer is None:
-            self._flush_in(self._flush_after_s)
+            self._look_in(self._look_every_s)
 
-    def _flush_in(self, seconds: float) -> None:
+    def _look_in(self, seconds: float) -> None:
         if self._is_closing:
             return
         self._timer = asyncio.get_running_loop().call_later(
-            seconds, lambda: self._tasks.spawn(self._flush_now())
+            seconds, lambda: self._tasks.spawn(self._look_now())
         )
 
-    async def _flush_now(self) -> None:
+    async def _look_now(self) -> None:
         try:
-            await self.flush()
+            await self.look()
         finally:
             self._timer = None
             if self._owed:
-                self._flush_in(self._breaker.pause_s if self.is_degraded else self._flush_after_s)
+                self._look_in(self._breaker.pause_s if self.is_degraded else self._look_every_s)
+
+    async def _tell_of_all(self, tenants: Iterable[str], now_ms: int | None = None) -> None:
+        for tenant in tenants:
+            if not self._breaker.is_ready:
+                return
+            await self._tell_of(tenant, now_ms)
 
     async def _tell_of(self, tenant: str, now_ms: int | None) -> None:
         while endings := self._owed.take(tenant, TOLD_AT_ONCE):

@@ -26,6 +26,7 @@ class Owed:
         self._max_endings = max_endings
         self._by_tenant: dict[str, dict[str, Ending]] = {}
         self._count = 0
+        self._oldest: dict[str, str] = {}  # by tenant, as of the last look
 
     def __len__(self) -> int:
         return self._count
@@ -33,6 +34,12 @@ class Owed:
     @property
     def tenants(self) -> list[str]:
         return list(self._by_tenant)
+
+    def left_over(self) -> list[str]:
+        """Tenants of whom no request took along what was already owed at the last look."""
+        before = self._oldest
+        self._oldest = {tenant: next(iter(ends)) for tenant, ends in self._by_tenant.items()}
+        return [tenant for tenant, oldest in self._oldest.items() if before.get(tenant) == oldest]
 
     def add(self, ending: Ending) -> None:
         """The end of a request includes the end of its leases."""

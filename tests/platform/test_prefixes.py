@@ -72,6 +72,17 @@ async def test_the_quota_is_the_tenants_column(served: Served) -> None:
     assert [shown["name"] for shown in await listed(served.client())] == ["brief"]
 
 
+async def test_prefixes_registered_at_once_never_take_more_than_the_quota(served: Served) -> None:
+    service = TenantService(served.app.state.database, SystemClock())
+    await service.set("acme", TenantChange(prefix_tokens=150))  # one takes 64
+    client = served.client()
+    tries = [register(client, name=f"brief-{i}") for i in range(20)]
+    results = await asyncio.gather(*tries, return_exceptions=True)
+    refused = [r for r in results if isinstance(r, APIStatusError)]
+    assert {error.code for error in refused} == {"insufficient_quota"}
+    assert (len(refused), len(await listed(client))) == (18, 2)
+
+
 async def test_without_a_setting_of_its_own_the_plan_says_how_many_tokens(
     served: Served,
 ) -> None:

@@ -34,8 +34,8 @@ bench-books: .venv/.installed
 bench-neighbour: .venv/.installed
 	$(BIN)/python tests/bench/bench_neighbour.py
 
-theorems: .venv/.installed   # 10,000 examples of each: about 90 minutes of one core
-	LORAPLEX_TEST_EXAMPLES=10000 $(BIN)/python -m pytest -m slow tests/engine/test_scheduling_theorems.py -v
+theorems: .venv/.installed   # 10,000 examples of each: about 90 minutes of one core, shared by all
+	LORAPLEX_TEST_EXAMPLES=10000 $(BIN)/python -m pytest -n logical --dist worksteal -m slow tests/engine/test_scheduling_theorems.py -v
 
 sim: .venv/.installed
 	PYTHONPATH=. $(BIN)/python -m tests.sim.run $(SIM)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, ConflictError
 from tests.platform.batch_stand import jsonl, line, results, run, submit, until, until_final
 from tests.platform_stand import (
     BASE,
@@ -264,6 +264,26 @@ async def test_who_lost_the_lease_removes_no_lines_and_gives_none_up(
         batch = await until_final(served.client(), batch_id)
         assert batch.request_counts is not None
         assert batch.request_counts.completed == 3
+
+
+async def test_a_job_that_ends_while_it_is_cancelled_stays_ended(
+    home: tuple[Settings, Seeded], model: ServedModel
+) -> None:
+    async with serving(home, model) as served:
+        batch_id = await ready(served, 1)
+        await until_released(served, batch_id)
+        async with served.app.state.database.unit_of_work() as session:
+            ended = await BatchRepository(session).any_of(batch_id)
+            assert ended is not None
+            ended.status = "completed"
+            await session.flush()
+            cancelling = asyncio.create_task(served.client().batches.cancel(batch_id))
+            await asyncio.sleep(
+                0.3
+            )  # long enough to read; if it is not, nothing is seen and all is well
+        with pytest.raises(ConflictError):
+            await cancelling
+        assert (await served.client().batches.retrieve(batch_id)).status == "completed"
 
 
 async def test_a_batch_past_its_window_gives_what_it_has(

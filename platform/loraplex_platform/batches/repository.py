@@ -54,8 +54,11 @@ class BatchRepository:
         self._session.add(batch)
         await self._session.flush()
 
-    async def get(self, principal: Principal, batch_id: str) -> Batch | None:
-        return await self._session.scalar(for_tenant(principal, Batch).where(Batch.id == batch_id))
+    async def get(
+        self, principal: Principal, batch_id: str, *, to_change: bool = False
+    ) -> Batch | None:
+        own = for_tenant(principal, Batch).where(Batch.id == batch_id)
+        return await self._session.scalar(own.with_for_update() if to_change else own)
 
     async def page(self, principal: Principal, query: BatchQuery) -> Sequence[Batch]:
         """Newest first, one more than the limit."""

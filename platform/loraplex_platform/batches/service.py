@@ -148,7 +148,7 @@ class BatchService:
         """Lines at work may end; cancelling again changes nothing."""
         async with self._database.unit_of_work(principal) as session:
             batches = BatchRepository(session)
-            batch = await batches.get(principal, batch_id)
+            batch = await batches.get(principal, batch_id, to_change=True)
             if batch is None:
                 raise no_such_batch(batch_id)
             if batch.status in FINAL and batch.status != "cancelled":
@@ -213,7 +213,7 @@ class BatchService:
 
 async def _hold_input(files: FileRepository, principal: Principal, file_id: str) -> None:
     """The file stays until the job is done with it, even when it is deleted."""
-    file = await files.get(principal, file_id)
+    file = await files.get(principal, file_id, to_change=True)
     if file is None:
         raise no_such_file(file_id, "input_file_id")
     if file.purpose != "batch":

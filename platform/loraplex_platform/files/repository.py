@@ -28,9 +28,12 @@ class FileRepository:
         self._session.add(file)
         await self._session.flush()
 
-    async def get(self, principal: Principal, file_id: str) -> StoredFile | None:
+    async def get(
+        self, principal: Principal, file_id: str, *, to_change: bool = False
+    ) -> StoredFile | None:
         """The tenant's living file."""
-        return await self._session.scalar(_living(principal).where(File.id == file_id))
+        own = _living(principal).where(File.id == file_id)
+        return await self._session.scalar(own.with_for_update() if to_change else own)
 
     async def raw(self, file_id: str) -> StoredFile | None:
         """Any tenant's file, deleted or not: for jobs that hold it."""

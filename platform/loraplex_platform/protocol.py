@@ -5,9 +5,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-IDLE_S = (
-    75.0  # between requests; longer than clients and proxies keep a connection: they are to end it
-)
+# Between requests; longer than clients and proxies keep a connection, so that they end it.
+IDLE_S = 75
 HEAD_S = 10.0  # for the whole head of a request
 STALLED_S = 60.0  # for a client to read on when its answer has filled the buffers
 

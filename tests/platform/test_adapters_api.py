@@ -359,6 +359,22 @@ async def test_preload_reaches_the_engine_and_pins_survive_its_restart(
     assert engine.commands[-1] == PinAdapter(made, tenant, pinned=False)
 
 
+async def test_what_a_command_took_away_the_engine_forgets_once(
+    acme: AdapterClient, engine: FakeEngine, app: FastAPI
+) -> None:
+    made = (await acme.upload("bot")).json()["versions"][0]["sha256"]
+    await acme.upload("same")
+    desk = app.state.adapters
+    principal = await app.state.authenticator.authenticate(acme.key)
+    told = []
+    for name in ("bot", "same"):
+        await desk.catalogue.delete(principal, name, by=COMMAND_LINE.actor)
+        for _ in range(2):
+            await desk._residency.sync()
+        told.append([c for c in engine.commands if isinstance(c, DropAdapter)])
+    assert told == [[], [DropAdapter(made)]]  # as long as "same" has it, it stays
+
+
 async def test_a_tenant_pins_as_many_as_it_may(acme: AdapterClient) -> None:
     for name in ("a", "b"):
         await acme.upload(name)

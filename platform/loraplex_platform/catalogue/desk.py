@@ -115,7 +115,7 @@ def open_desk(
     )
     return AdapterDesk(
         catalogue,
-        Residency(database, engine),
+        Residency(database, engine, clock),
         routes,
         base_folder=None if settings.model is None else Path(settings.model),
         max_rank=settings.max_lora_rank,

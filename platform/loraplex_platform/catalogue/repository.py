@@ -1,6 +1,7 @@
 """Statements on adapters."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Select
@@ -95,6 +96,11 @@ class AdapterRepository:
         )
         rows = await self._session.scalars(statement.order_by(Adapter.id.desc()).limit(limit))
         return list(dict.fromkeys(row.version for row in rows))
+
+    async def removed_since(self, moment: datetime) -> Sequence[Adapter]:
+        """Versions, of all tenants, that were taken away after this moment."""
+        removed = across_tenants(Adapter).where(Adapter.removed_at > moment)
+        return (await self._session.scalars(removed)).all()
 
     async def set_parity(self, version: str, parity: dict[str, Any]) -> None:
         """Wherever this content has a name."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from datetime import timedelta
 
 from loraplex_engine.client import EngineClient
 from loraplex_engine.errors import EngineUnavailable
@@ -14,17 +15,21 @@ from loraplex_engine.messages import (
 )
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.db.database import UNREACHABLE, Database
+from loraplex_platform.kit.clock import Clock
 
 CHECK_S = 2.0  # how long a pin may go unseen
 MAX_TESTS = 4  # asked for at once, fewer than the results an engine keeps
+REMOVED = timedelta(hours=1)  # how far back removals are looked for
 
 
 class Residency:
-    def __init__(self, database: Database, engine: EngineClient) -> None:
+    def __init__(self, database: Database, engine: EngineClient, clock: Clock) -> None:
         self._database = database
         self._engine = engine
+        self._clock = clock
         self._pinned: set[tuple[str, str]] = set()  # (version, tenant) as the engine knows them
         self._tested: set[str] = set()  # asked of this engine
+        self._dropped: set[str] = set()  # ids of removed rows that the engine was told of
         self._engine_id: str | None = None
 
     async def preload(self, version: str, tenant_id: str) -> None:
@@ -37,7 +42,7 @@ class Residency:
             await self._engine.send(DropAdapter(version, within_s))
 
     async def sync(self) -> None:
-        """Tell the engine what is pinned and to be tested; all of it again to one that has restarted."""
+        """Tell the engine what is gone, pinned and to be tested; pins and tests again if it has restarted."""
         stats = self._engine.stats
         if stats is None:
             return
@@ -47,6 +52,7 @@ class Residency:
             self._tested.clear()
         await self._keep_results(stats)
         await self._ask_for_tests()
+        await self._drop_removed()
         await self._sync_pins()
 
     async def _keep_results(self, stats: EngineStats) -> None:
@@ -65,6 +71,17 @@ class Residency:
             if version not in self._tested:
                 self._tested.add(version)
                 await self._engine.send(CheckAdapter(version))
+
+    async def _drop_removed(self) -> None:
+        """Whoever took a name away, a command as well, the engine forgets what nobody names."""
+        async with self._database.reading() as session:
+            adapters = AdapterRepository(session)
+            removed = await adapters.removed_since(self._clock.now() - REMOVED)
+            new = [row for row in removed if row.id not in self._dropped]
+            used = {row.version for row in new if await adapters.is_version_used(row.version)}
+        for version in sorted({row.version for row in new} - used):
+            await self._engine.send(DropAdapter(version))
+        self._dropped = {row.id for row in removed}
 
     async def _sync_pins(self) -> None:
         async with self._database.reading() as session:

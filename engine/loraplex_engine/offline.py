@@ -10,7 +10,14 @@ from loraplex_engine.adapter_tier import AdapterTier
 from loraplex_engine.build import LoadedModel, build_engine
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.detokenizer import TokenDecoder
-from loraplex_engine.messages import Event, Finished, Generate, SamplingParams, TokenEvent
+from loraplex_engine.messages import (
+    Event,
+    Finished,
+    Generate,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+)
 from loraplex_engine.sampler import Drawn, Sampler
 from loraplex_engine.scheduling.policy import ScheduledTokens
 
@@ -34,6 +41,7 @@ class Prompt:
 @dataclass(slots=True)
 class Completion:
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one per token, if asked for
     text: str = ""
     finished: Finished | None = None
     logits: torch.Tensor | None = None  # float32 [num tokens, vocab_size], if recorded
@@ -126,8 +134,9 @@ def generate(request_id: str, prompt: Prompt) -> Generate:
 
 def _take(event: Event, done: Mapping[str, Completion]) -> None:
     match event:
-        case TokenEvent(request_id, token_ids, text):
+        case TokenEvent(request_id, token_ids, text, logprobs):
             done[request_id].token_ids += token_ids
+            done[request_id].logprobs += logprobs
             done[request_id].text += text
         case Finished(request_id):
             done[request_id].finished = event

@@ -16,7 +16,8 @@ from loraplex_engine.device import KvShape
 from loraplex_engine.messages import SamplingParams
 from loraplex_engine.model import layers
 from loraplex_engine.model.config import read_model_config
-from loraplex_engine.offline import Completion, Prompt
+from loraplex_engine.offline import Completion, Offline, Prompt
+from loraplex_engine.scheduling.policy import StepPlan
 from loraplex_kernels.lora import apply_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -48,7 +49,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @contextmanager
 def engine(
-    folder: Path, chunk: int, num_blocks: int = 512
+    folder: Path, chunk: int, num_blocks: int = 512, sizes: list[int] | None = None
 ) -> Iterator[Callable[[list[Prompt]], list[Completion]]]:
     config = EngineConfig(
         model=folder,
@@ -60,9 +61,22 @@ def engine(
     )
     folders = {str(seed): folder / str(seed) for seed in range(3)}
     with offline_engine(config, folders, folder / "store") as (offline, versions):
+        if sizes is not None:
+            count_sequences(offline, sizes)
         yield lambda prompts: offline.run(
             replace(p, adapter=None if p.adapter is None else versions[p.adapter]) for p in prompts
         )
+
+
+def count_sequences(offline: Offline, sizes: list[int]) -> None:
+    """Note how many sequences share each step."""
+    launch = offline.engine.runner.launch
+
+    def counted(plan: StepPlan) -> Any:
+        sizes.append(len(plan.items))
+        return launch(plan)
+
+    offline.engine.runner.launch = counted  # type: ignore[method-assign]  # watched from here on
 
 
 def block_bytes(folder: Path) -> int:
@@ -70,17 +84,29 @@ def block_bytes(folder: Path) -> int:
     return KvShape(3, shape.num_kv_heads, 16, shape.head_dim, torch.bfloat16).block_bytes
 
 
-def prompts() -> list[Prompt]:
+def prompts(count: int = 16, arrivals: int = 8) -> list[Prompt]:
     draw = random.Random(0)
     return [
         Prompt(
             [draw.randrange(199) for _ in range(draw.randrange(1, 60))],
             adapter=draw.choice([None, "0", "1", "2"]),
-            sampling=SamplingParams(max_tokens=10, temperature=i % 2, seed=i, ignore_eos=True),
-            arrives=draw.randrange(8),
+            sampling=SamplingParams(
+                max_tokens=10, temperature=i % 2, seed=i, ignore_eos=True, logprobs=i % 3
+            ),
+            arrives=draw.randrange(arrivals),
         )
-        for i in range(16)
+        for i in range(count)
     ]
+
+
+def assert_same_bits(some: list[Completion], others: list[Completion]) -> None:
+    for one, other in zip(some, others, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == other.logprobs
+        assert len(one.logprobs) == len(one.token_ids)
+        assert one.logits is not None
+        assert other.logits is not None
+        assert torch.equal(one.logits, other.logits)
 
 
 @pytest.mark.parametrize("chunk", [16, 24, 128])
@@ -89,21 +115,27 @@ def test_answers_are_the_same_bits_alone_and_among_others(folder: Path, chunk: i
         together = run(prompts())
     with engine(folder, 64) as run:
         solo = [run([prompt])[0] for prompt in prompts()]
-    for alone, mixed in zip(solo, together, strict=True):
-        assert alone.token_ids == mixed.token_ids
-        assert alone.logits is not None
-        assert mixed.logits is not None
-        assert torch.equal(alone.logits, mixed.logits)
+    assert_same_bits(solo, together)
+
+
+def test_one_among_thirty_two_says_what_it_says_alone(folder: Path) -> None:
+    sizes: list[int] = []
+    asked = prompts(32, arrivals=1)
+    with engine(folder, 256, sizes=sizes) as run:
+        together = run(asked)
+    assert max(sizes) == 32
+    with engine(folder, 64, sizes=sizes) as run:
+        sizes.clear()
+        solo = [run([prompt])[0] for prompt in asked]
+    assert max(sizes) == 1
+    assert_same_bits(solo, together)
 
 
 def test_a_warm_prefix_gives_the_same_bits(folder: Path) -> None:
     with engine(folder, 24) as run:
         cold, warm = run(prompts()), run(prompts())
     assert sum(c.finished.cached_tokens for c in warm if c.finished) > 0
-    for first, second in zip(cold, warm, strict=True):
-        assert first.logits is not None
-        assert second.logits is not None
-        assert torch.equal(first.logits, second.logits)
+    assert_same_bits(cold, warm)
 
 
 def test_a_preemption_leaves_no_trace_in_the_bits(folder: Path) -> None:
@@ -112,10 +144,7 @@ def test_a_preemption_leaves_no_trace_in_the_bits(folder: Path) -> None:
     with engine(folder, 64, num_blocks=16) as run:
         tight = run(prompts())
     assert sum(t.finished.recomputed_tokens for t in tight if t.finished) > 0
-    for first, second in zip(roomy, tight, strict=True):
-        assert first.logits is not None
-        assert second.logits is not None
-        assert torch.equal(first.logits, second.logits)
+    assert_same_bits(roomy, tight)
 
 
 def test_no_lora_kernel_runs_for_the_base_model(

@@ -43,6 +43,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -54,6 +55,7 @@ SLIDING = ["sliding_attention", "full_attention"]
 # By model_type and what is special about the variant; the shape is tiny's own otherwise.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 2": ("llama", {"num_key_value_heads": 6}),
+    "llama 2, stretched evenly": ("llama", {"rope_parameters": LINEAR}),
     "llama 3.1, stretched": ("llama", {"rope_parameters": LLAMA3}),
     "smollm2": ("llama", {"tie_word_embeddings": True}),
     "mistral": ("mistral", {"sliding_window": WINDOW}),
@@ -78,6 +80,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": WINDOW, "layer_types": SLIDING}),
     "gemma2": ("gemma2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 20}),
+    "gemma2, caps that bite": (
+        "gemma2",
+        {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0, "sliding_window": WINDOW},
+    ),
     "gemma3": ("gemma3_text", {"sliding_window": WINDOW, "layer_types": SLIDING}),
     "phi3": ("phi3", {"sliding_window": WINDOW}),
     "phi4, longrope": (

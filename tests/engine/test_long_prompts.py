@@ -12,7 +12,7 @@ from loraplex_engine.config import EngineConfig
 from loraplex_engine.messages import SamplingParams
 from loraplex_engine.offline import Prompt
 
-NUM_TOKENS, MAX_LEN = 8100, 8192
+NUM_TOKENS, MAX_LEN = 8300, 8448
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -30,6 +30,7 @@ LONGROPE = {
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, stretched": ("llama", {"rope_parameters": LLAMA3}),
+    "mistral, all windows": ("mistral", {"sliding_window": 1000}),
     "gemma3, windows": (
         "gemma3_text",
         {"sliding_window": 1000, "layer_types": ["sliding_attention", "full_attention"]},

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from openai import AsyncOpenAI
 from sqlalchemy import inspect, text
+from tests.every_table import add_rows, content_by_column
 from tests.platform_stand import engine_of, letter_engine, listening, seed
 
 import loraplex_platform
@@ -20,7 +23,7 @@ from loraplex_platform.app import create_app
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.config import Settings
 from loraplex_platform.db.database import Database
-from loraplex_platform.db.migrations import downgrade, upgrade
+from loraplex_platform.db.migrations import alembic_config, downgrade, upgrade
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.kit.principal import COMMAND_LINE
@@ -38,6 +41,20 @@ ROWS_OF_0005 = (
     "INSERT INTO api_key (id, tenant_id, project_id, name, digest, pepper_id, last_four, scopes,"
     " created_at) VALUES ('k', 't', 'p', '', 'd', 'x', '1234', '[]', :now)",
 )
+SIGNED_IN = ("tenant_id", "id", "person_id", "digest", "address", "created_at", "expires_at")
+# What migrations mean to change of what is there; all else is kept, whatever the table.
+CHANGED = {
+    "up": {
+        "tenant.prefix_tokens",  # the default becomes: what the plan says
+        *(f"login_session.{name}" for name in SIGNED_IN),  # everybody signs in again
+    },
+    "down": {
+        "tenant.weight",  # these three had to have a value
+        "tenant.max_tier",
+        "tenant.prefix_tokens",
+        "adapter.removed_at",  # a name had one version
+    },
+}
 PACKAGE = Path(loraplex_platform.__file__).parent
 
 
@@ -96,8 +113,47 @@ async def test_migrations_undo_themselves_with_data_in_the_tables(
     whole = Subject(tenant.id, "tenant", tenant.id)
     await LimitService(database, clock).override(whole, "requests_per_minute", 1, expires_at=None)
     await database.close()
+    await asyncio.to_thread(leave_no_table_empty, url)
     await asyncio.to_thread(downgrade, url)
     await asyncio.to_thread(upgrade, url)
+
+
+def leave_no_table_empty(url: str) -> None:
+    content = content_of(url, more_rows_from=0)
+    assert {column.split(".")[0] for column in content} == Base.metadata.tables.keys()
+    assert [column for column, found in content.items() if len(found) < 2] == []
+
+
+@pytest.mark.slow
+def test_each_migration_keeps_what_is_in_every_table(url: str) -> None:
+    scripts = ScriptDirectory.from_config(alembic_config())
+    revisions = [script.revision for script in scripts.walk_revisions()][::-1]
+    changed = {"up": set[str](), "down": set[str]()}
+    upgrade(url, revisions[0])
+    for n, revision in enumerate(revisions[1:]):
+        before = content_of(url, more_rows_from=2 * n)
+        upgrade(url, revision)
+        changed["up"] |= differing(before, content_of(url))
+    before = content_of(url, more_rows_from=2 * len(revisions))
+    for revision in revisions[-2::-1]:
+        downgrade(url, revision)
+        after = content_of(url)
+        changed["down"] |= differing(before, after)
+        before = after
+    assert changed == CHANGED
+    upgrade(url)
+
+
+def content_of(url: str, more_rows_from: int | None = None) -> Mapping[str, list[str]]:
+    with engine_of(url).begin() as connection:
+        if more_rows_from is not None:
+            add_rows(connection, more_rows_from)
+        return content_by_column(connection)
+
+
+def differing(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> set[str]:
+    """Columns that are in both and do not hold the same."""
+    return {name for name in before.keys() & after.keys() if before[name] != after[name]}
 
 
 def test_several_processes_may_migrate_at_once(url: str) -> None:

@@ -1,6 +1,7 @@
-"""Sixteen random PEFT adapters a00..a15 on all seven projections: rank 8 where even, 16 where odd."""
+"""Sixteen random PEFT adapters a00..a15 on all seven projections; of rank 8 and 16 unless asked."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,14 +24,14 @@ class Module(NamedTuple):
     norm: float
 
 
-def make_adapters(model_folder: Path, folder: Path) -> None:
-    """Write those that are missing, each named by its number."""
+def make_adapters(model_folder: Path, folder: Path, ranks: Sequence[int] = (8, 16)) -> None:
+    """Write those that are missing, each named by its number; their ranks take turns."""
     folders = [folder / f"a{index:02d}" for index in range(NUM_ADAPTERS)]
     missing = [target for target in folders if not (target / WEIGHTS).exists()]
     modules = _modules(model_folder) if missing else []
     for target in missing:
         index = int(target.name[1:])
-        _make(modules, target, rank=16 if index % 2 else 8, seed=SEED + index)
+        _make(modules, target, rank=ranks[index % len(ranks)], seed=SEED + index)
 
 
 def _modules(model_folder: Path) -> list[Module]:

@@ -19,7 +19,7 @@ from loraplex_kernels.device import has_amx, implementation
 __all__ = ["Layout", "PackedWeight", "int8_layout", "linear", "pack_weight", "quantize"]
 
 Layout = Literal["plain", "onednn", "amx", "int8", "int8_amx"]
-QUANTIZED_ROWS = 512  # at once, in float32
+QUANTIZED_ROWS = 64  # at once, in float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class LoraplexServer:
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )
-        self._wait_until_ready()
+        self.ready_s = self._wait_until_ready()  # since the command was given
         self.key = self.add_tenant(TENANT)
         for folder in sorted(adapters.iterdir()):
             self._run("adapters", "add", "--tenant", TENANT, "--name", folder.name, str(folder))
@@ -112,12 +112,13 @@ class LoraplexServer:
             raise SystemExit(f"loraplex {' '.join(arguments)}: {done.stderr}{done.stdout}")
         return done.stdout.strip()
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+    def _wait_until_ready(self) -> float:
+        started_s = time.monotonic()
+        deadline = started_s + START_TIMEOUT_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 if httpx2.get(f"{self.url}/readyz", timeout=2).status_code == 200:
-                    return
+                    return time.monotonic() - started_s
             except httpx2.TransportError:
                 pass  # not listening yet
             time.sleep(0.2)

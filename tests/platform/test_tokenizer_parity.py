@@ -1,8 +1,11 @@
 """What the API sends for a text or a chat is what transformers would send, in many scripts."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from tests.engine.cache import cache_folder
+from tests.engine.gemma3 import gemma3_folder
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -15,6 +18,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from loraplex_engine.detokenizer import Detokenizer
+from loraplex_engine.importer import DEMO_MODEL, import_model
 from loraplex_platform.openai.served_model import ServedModel
 
 CORPUS = [
@@ -98,11 +102,27 @@ def byte_fallback_with_a_space_before() -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(
-    scope="module", params=[byte_level, byte_fallback, byte_fallback_with_a_space_before]
-)
+MADE = [byte_level, byte_fallback, byte_fallback_with_a_space_before]
+
+
+def smollm2() -> Path:
+    return import_model(DEMO_MODEL, cache_folder())
+
+
+def gemma3() -> Path:
+    """A base model: its folder has no chat template."""
+    return gemma3_folder(cache_folder())
+
+
+REAL = [pytest.param(find, marks=pytest.mark.slow) for find in (smollm2, gemma3)]
+
+
+@pytest.fixture(scope="module", params=[*MADE, *REAL])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer = request.param()
+    made = request.param()
+    if isinstance(made, Path):
+        return with_template(made, tmp_path_factory.mktemp(request.param.__name__))
+    tokenizer = made
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens([AddedToken("<tool>", normalized=False)])
     wrapped = PreTrainedTokenizerFast(
@@ -110,6 +130,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     folder = tmp_path_factory.mktemp(request.param.__name__)
     wrapped.save_pretrained(folder)
+    return folder
+
+
+def with_template(real: Path, folder: Path) -> Path:
+    """A copy of what is not weights, and a chat template where there is none."""
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    for path in [*real.glob("*.json"), *real.glob("*.jinja")]:
+        shutil.copy(path, folder)
     return folder
 
 

@@ -15,11 +15,12 @@ from starlette.types import Message, Receive, Scope, Send
 from tests.services import Rows
 
 from loraplex_platform.auth import keys
+from loraplex_platform.kit.redaction import KEY_FORM
 from loraplex_platform.middleware import RequestContext
 from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.people.sessions import SessionService
 
-KEY = re.compile(keys.FORM.pattern.encode())  # as a whole, whoever made it
+KEY = re.compile(KEY_FORM.pattern.encode())  # as a whole, whoever made it
 SHORTEST = 10  # a shorter password would be found in innocent text
 SOUGHT = 200  # of one test; the 10,000 guesses of another are nobody's secrets
 ONCE = {"POST"}  # shows a secret to whoever makes it, if all goes well

@@ -22,6 +22,7 @@ from loraplex_engine.errors import (
 )
 from loraplex_platform.db.database import UNREACHABLE
 from loraplex_platform.kit import errors as kit
+from loraplex_platform.kit.redaction import without_keys
 
 log = structlog.get_logger(__name__)
 
@@ -71,12 +72,12 @@ def shape_of(error: kit.PlatformError) -> HttpShape:
 
 
 def error_object(error: kit.PlatformError) -> dict[str, Any]:
-    """OpenAI's error body; all four keys are always there."""
+    """OpenAI's error body; all four keys are always there, and no key of anybody's."""
     return {
         "error": {
-            "message": error.message,
+            "message": without_keys(error.message),
             "type": shape_of(error).type,
-            "param": error.param,
+            "param": error.param and without_keys(error.param),
             "code": error.code,
         }
     }

@@ -15,6 +15,7 @@ from loraplex_platform.errors import error_response
 from loraplex_platform.kit.errors import HeadersTooLarge, InvalidRequest, PlatformError
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.json_depth import MAX_DEPTH, JsonDepth
+from loraplex_platform.kit.redaction import without_keys
 
 log = structlog.get_logger(__name__)
 QUIET = frozenset({"/livez", "/readyz", "/metrics"})
@@ -89,7 +90,7 @@ class RequestContext:
                     log.info(
                         "request",
                         method=scope["method"],
-                        path=scope["path"][:256],
+                        path=without_keys(scope["path"])[:256],
                         status=status,
                         seconds=round(time.monotonic() - started, 4),
                     )

@@ -33,6 +33,7 @@ PROBES = (
     "lpxadmin_0123456789abcdef_" + "a" * 43,
     "",
 )
+NAMED = ("/v1/models", "/v1/files", "/v1/adapters")  # where a name follows
 MakeApp = Callable[..., FastAPI]
 
 
@@ -166,6 +167,29 @@ async def test_planted_secrets_and_prompts_are_nowhere(
     haystack = logged.getvalue() + "".join(texts) + _files_in(tmp_path) + content
     assert len(haystack) > 50_000
     assert [s for s in (*secrets, PROMPT) if s in haystack] == []
+
+
+async def test_key_where_no_key_belongs_is_neither_taken_nor_told(
+    logged: io.StringIO, http: httpx2.AsyncClient, keys: Seeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("httpx2"), "disabled", True)  # the client's own words
+    key, auth = keys.acme, {"authorization": f"Bearer {keys.acme}"}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "model": BASE}
+    anonymous = [
+        await http.get("/v1/models", params={"api_key": key}),
+        await http.get("/v1/models", headers={"cookie": f"api_key={key}"}),
+    ]
+    told = [await http.get(f"{path}/{key}", headers=auth) for path in ("", *NAMED)]
+    told += [
+        await http.post("/v1/chat/completions", json=body, headers=auth)
+        for body in (chat | {"model": key}, chat | {key: 1})
+    ]
+    assert [answer.status_code for answer in anonymous] == [401, 401]
+    assert {answer.status_code for answer in told} == {404, 400}
+    assert all("lpx_…" in answer.text for answer in told)
+    log = logged.getvalue()
+    assert log.count('"path": "/v1/files/lpx_') == 1
+    assert key.rpartition("_")[2] not in log + "".join(answer.text for answer in told)
 
 
 def _files_in(home: Path) -> str:

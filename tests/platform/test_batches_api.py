@@ -66,6 +66,21 @@ async def test_each_line_is_billed_once_in_the_batch_tier(served: Served) -> Non
     assert {(e.tier, e.job_id, e.completion_tokens) for e in events} == {("batch", batch.id, 3)}
 
 
+async def test_whoever_only_looks_pays_nothing(served: Served) -> None:
+    client = served.client()
+    batch = await run(client, jsonl(line("a"), line("b")))
+    assert batch.output_file_id is not None
+    await client.completions.create(model=BASE, prompt="hi", max_tokens=2)
+    paid = [event.request_id for event in await usage_of(served.app)]
+    for _ in range(20):
+        await client.batches.retrieve(batch.id)
+        await client.batches.list()
+        await client.files.content(batch.output_file_id)
+        await client.models.list()
+    assert [event.request_id for event in await usage_of(served.app)] == paid
+    assert len(paid) == 3
+
+
 async def test_a_line_that_fails_is_in_the_error_file_and_not_billed(served: Served) -> None:
     client = served.client()
     wrong = line("bad", temperature=9)

@@ -76,6 +76,18 @@ async def test_hanging_up_before_the_first_token_aborts_a_whole_answer(served: S
     assert [kind for kind in told if kind not in (SetTenant, CheckAdapter)] == [Abort]
 
 
+async def test_hanging_up_on_a_whole_answer_bills_what_was_made(served: Served) -> None:
+    served.engine.step_s = 0.01
+    asking = asyncio.create_task(served.client().chat.completions.create(**CHAT, max_tokens=1000))
+    await until(lambda: served.engine.num_generated >= 3)
+    asking.cancel()
+    await until(lambda: served.engine.num_running == 0)
+    await drained(served)
+    [event] = await usage_of(served.app)
+    assert event.outcome == "disconnect"
+    assert 3 <= event.completion_tokens == served.engine.num_generated < 1000
+
+
 async def test_whole_answer_survives_one_death_of_the_engine(served: Served) -> None:
     expected = await served.client().chat.completions.create(**CHAT, max_tokens=9, seed=2)
     served.engine.die_after, served.engine.restart_s = 5, 0.2

@@ -33,6 +33,11 @@ class Dimension:
     code: Code = "rate_limit_exceeded"
     strict: bool = False  # refuse, rather than guess, while the shared store is away
 
+    @property
+    def most(self) -> int:
+        """The largest value that can be counted to."""
+        return MAX_EXACT // (self.period_s * 1000) if self.kind == "rate" else MAX_EXACT
+
 
 REQUESTS_PER_MINUTE = Dimension("requests_per_minute", "requests", "rate")
 TOKENS_PER_MINUTE = Dimension("tokens_per_minute", "tokens", "rate")
@@ -91,8 +96,7 @@ class Limit:
     ends_ms: int = 0  # of a window: Unix time
 
     def __post_init__(self) -> None:
-        scale = self.dimension.period_s * 1000 if self.dimension.kind == "rate" else 1
-        if not 0 <= self.value * scale <= MAX_EXACT:
+        if not 0 <= self.value <= self.dimension.most:
             raise ValueError(f"{self.name}: {self.value} is not a countable limit")
 
     @property

@@ -5,13 +5,13 @@ Admin keys and one-time links have prefixes of their own: one realm never takes 
 
 import hashlib
 import hmac
-import re
 import secrets
 import string
 from typing import Literal, NamedTuple
 
+from loraplex_platform.kit.redaction import KEY_FORM
+
 ALPHABET = string.ascii_letters + string.digits
-FORM = re.compile(r"(lpx|lpxadmin|lpxlink)_([A-Za-z0-9]{16})_([A-Za-z0-9]{43})")
 PEPPER_LABEL = "loraplex api key pepper"
 Realm = Literal["lpx", "lpxadmin", "lpxlink"]
 
@@ -36,7 +36,7 @@ def new_key(realm: Realm = "lpx") -> PlainKey:
 
 
 def parse_key(text: str, realm: Realm = "lpx") -> PlainKey | None:
-    match = FORM.fullmatch(text)
+    match = KEY_FORM.fullmatch(text)
     if match is None or match[1] != realm:
         return None
     return PlainKey(match[2], match[3], realm)

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from loraplex_platform.catalogue.defaults import Defaults
 from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.json_schema import never_null
 from loraplex_platform.kit.pagination import Listed
 
 Number = Annotated[int, Field(ge=1, lt=2**31)]
+NEVER_NULL = ("current", "enabled", "pinned", "defaults")
 
 
 class UploadForm(BaseModel):
@@ -52,10 +56,18 @@ class AdapterPatch(BaseModel):
 
     @model_validator(mode="after")
     def _check_canary_alone(self) -> Self:
-        for name in ("current", "enabled", "pinned", "defaults"):
+        for name in NEVER_NULL:
             if name in self.model_fields_set and getattr(self, name) is None:
                 raise InvalidRequest(f"'{name}' cannot be null.", param=name, code="invalid_value")
         return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        found = handler(core_schema)
+        never_null(handler.resolve_ref_schema(found)["properties"], NEVER_NULL)
+        return found
 
 
 class VersionObject(BaseModel):

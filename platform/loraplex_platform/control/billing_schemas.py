@@ -1,36 +1,33 @@
 """What goes into the admin API and comes out of it where money is concerned; amounts are text."""
 
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from loraplex_platform.control.schemas import Input, Moment, Output, Text
-from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.json_schema import form
 from loraplex_platform.usage.billing_models import BillingProfile, BudgetAlert, CreditGrant
 from loraplex_platform.usage.budget_service import BudgetState
 from loraplex_platform.usage.invoice_service import Month
-from loraplex_platform.usage.money import cents_text, pico_of, text_of
+from loraplex_platform.usage.money import cents_text, text_of
 from loraplex_platform.usage.prepaid import CreditBalance
 from loraplex_platform.usage.prices import PriceBook
 
-
-def _is_amount(text: str) -> str:
-    try:
-        pico_of(text)
-    except (InvalidOperation, ValueError) as error:
-        raise ValueError("US dollars, to the pico-dollar") from error
-    return text
-
-
-Dollars = Annotated[
+UNITS = r"[0-8]?[0-9]{1,6}"  # in pico-dollars a column holds nine million and a bit
+CENTS = r"(\.[0-9]{1,2}0{0,10})?"
+Dollars = Annotated[str, StringConstraints(pattern=rf"^{UNITS}(\.[0-9]{{1,12}})?$")]
+Cents = Annotated[str, StringConstraints(pattern=rf"^{UNITS}{CENTS}$")]
+PositiveCents = Annotated[
     str,
-    StringConstraints(max_length=24, pattern=r"^[0-9]{1,7}(\.[0-9]{1,12})?$"),
-    AfterValidator(_is_amount),
+    StringConstraints(
+        pattern=rf"^(([1-8][0-9]{{0,6}}|9[0-9]{{0,5}}){CENTS}|0\.([1-9][0-9]?|0[1-9])0{{0,10}})$"
+    ),
 ]
-MonthText = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}$")]
+MonthText = Annotated[str, StringConstraints(pattern=r"^[2-8][0-9]{3}-(0[1-9]|1[0-2])$")]
+Zone = Annotated[Text, Field(max_length=64, json_schema_extra=form("time-zone"))]
 MonthInPath = Annotated[MonthText, Path(description="YYYY-MM, in the tenant's zone.")]
 MonthInQuery = Annotated[MonthText, Query(description="YYYY-MM, in the tenant's zone.")]
 Address = Annotated[
@@ -72,25 +69,22 @@ class BooksOut(BaseModel):
 
 
 class ProfileBody(Input):
-    zone: Annotated[Text, Field(max_length=64)] = "UTC"
+    zone: Zone = "UTC"
     legal_name: Text = ""
     address: Address = ""
     tax_percent: Percent = Decimal(0)
-    minimum_fee: Dollars = "0"  # a month
+    minimum_fee: Cents = "0"  # a month
     payment_days: Annotated[int, Field(ge=0, le=3650)] = 30
     is_prepaid: bool = False  # used-up credits refuse requests
 
     def profile(self, tenant_id: str) -> BillingProfile:
-        fee_cents = Decimal(self.minimum_fee) * 100
-        if fee_cents != int(fee_cents):
-            raise InvalidRequest("the minimum fee is in whole cents", param="minimum_fee")
         return BillingProfile(
             tenant_id=tenant_id,
             zone=self.zone,
             legal_name=self.legal_name,
             address=self.address,
             tax_basis_points=int(self.tax_percent * 100),
-            minimum_fee_cents=int(fee_cents),
+            minimum_fee_cents=int(Decimal(self.minimum_fee) * 100),
             payment_days=self.payment_days,
             is_prepaid=self.is_prepaid,
         )
@@ -141,7 +135,7 @@ class BillingOut(BaseModel):
 
 class GrantBody(Input):
     key: Annotated[Text, Field(min_length=1)]  # of the caller's choice: one grant for each
-    amount: Dollars
+    amount: PositiveCents
     funding: Literal["promotion", "paid"] = "promotion"
     priority: Annotated[int, Field(ge=1, le=1000)] = 100  # lower burns first
     expires_at: Moment | None = None

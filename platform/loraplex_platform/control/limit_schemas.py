@@ -5,10 +5,10 @@ from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from fastapi import Path
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from loraplex_platform.admission.effective import EffectiveLimit
-from loraplex_platform.admission.limits import DIMENSIONS
+from loraplex_platform.admission.limits import DIMENSIONS, MAX_EXACT
 from loraplex_platform.admission.models import LimitOverride, LimitRule
 from loraplex_platform.control.schemas import (
     Change,
@@ -22,11 +22,33 @@ from loraplex_platform.control.schemas import (
     Tier,
     Weight,
 )
+from loraplex_platform.kit.json_schema import WHOLE
 
 Dimension = Annotated[
-    str, Path(pattern=r"^[a-z_]{1,64}$", description=f"One of {', '.join(DIMENSIONS)}.")
+    str, Path(pattern=r"^[a-z_]{1,64}$", json_schema_extra={"enum": [*DIMENSIONS]})
 ]
-Value = Annotated[int, Field(ge=0, le=2**53)]
+Overridden = Annotated[  # what exists is not lent
+    str,
+    Path(
+        pattern=r"^[a-z_]{1,64}$",
+        json_schema_extra={"enum": [d.name for d in DIMENSIONS.values() if d.kind != "stock"]},
+    ),
+]
+Value = Annotated[int, Field(ge=0, le=MAX_EXACT, strict=True), WHOLE]
+Values = Annotated[
+    dict[Text, Value],
+    Field(max_length=100),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                name: {"type": "integer", "minimum": 0, "maximum": dimension.most}
+                for name, dimension in DIMENSIONS.items()
+            },
+            "additionalProperties": False,
+        }
+    ),
+]
 
 
 class PlanPatch(Change):
@@ -35,7 +57,7 @@ class PlanPatch(Change):
     max_tier: Tier | None = None
     max_running: Count | None = None
     kv_share: Share | None = None
-    limits: Annotated[dict[Text, Value], Field(max_length=100)] | None = None
+    limits: Values | None = None
 
     @classmethod
     def required(cls) -> frozenset[str]:

@@ -2,13 +2,15 @@
 
 from fastapi import Response
 
-from loraplex_platform.control.schemas import (
-    Id,
+from loraplex_platform.control.people_schemas import (
     InvitationOut,
-    NewPerson,
+    MemberPatch,
+    NewMember,
+    NewOperator,
+    OperatorPatch,
     PersonOut,
-    PersonPatch,
 )
+from loraplex_platform.control.schemas import Id
 from loraplex_platform.control.services import (
     People,
     PeopleWriter,
@@ -26,7 +28,7 @@ MEMBER = MEMBERS + "/{person_id}"
 
 
 @router.post("/people", status_code=201, dependencies=[Once])
-async def invite_operator(body: NewPerson, by: StaffWriter, people: People) -> InvitationOut:
+async def invite_operator(body: NewOperator, by: StaffWriter, people: People) -> InvitationOut:
     """The token is shown this once: pass it on."""
     return _shown(await people.invite(body.email, body.role, name=body.name, by=by))
 
@@ -49,7 +51,7 @@ async def get_operator(
 @router.patch("/people/{person_id}")
 async def change_operator(
     person_id: Id,
-    body: PersonPatch,
+    body: OperatorPatch,
     by: StaffWriter,
     people: People,
     revision: Revision,
@@ -74,7 +76,7 @@ async def remove_operator(person_id: Id, by: StaffWriter, people: People) -> Del
 
 @router.post(MEMBERS, status_code=201, dependencies=[Once])
 async def invite_member(
-    tenant_id: Id, body: NewPerson, by: PeopleWriter, people: People
+    tenant_id: Id, body: NewMember, by: PeopleWriter, people: People
 ) -> InvitationOut:
     """The token is shown this once: pass it on."""
     return _shown(
@@ -101,7 +103,7 @@ async def get_member(
 async def change_member(
     tenant_id: Id,
     person_id: Id,
-    body: PersonPatch,
+    body: MemberPatch,
     by: PeopleWriter,
     people: People,
     revision: Revision,

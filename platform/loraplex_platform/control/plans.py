@@ -12,6 +12,7 @@ from loraplex_platform.control.limit_schemas import (
     LimitBody,
     LimitsOut,
     NewPlan,
+    Overridden,
     OverrideBody,
     PlanOut,
     PlanPatch,
@@ -126,7 +127,7 @@ async def remove_limit(
 
 @router.put(OVERRIDES + "/{dimension}")
 async def set_override(
-    dimension: Dimension, body: OverrideBody, by: PlanWriter, of: OfSubject, limits: Limits
+    dimension: Overridden, body: OverrideBody, by: PlanWriter, of: OfSubject, limits: Limits
 ) -> LimitsOut:
     """Another value until `expires_at`; what was set before comes back by itself."""
     await limits.override(

@@ -10,20 +10,26 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StringConstraints,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.auth.keys import PlainKey
 from loraplex_platform.auth.models import AdminKey, ApiKey
+from loraplex_platform.kit.json_schema import form, never_null
 from loraplex_platform.kit.pagination import Listed
-from loraplex_platform.kit.principal import Scope
+from loraplex_platform.kit.principal import Role, Scope
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_]{1,64}$")]
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Names = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=1000)]
+Network = Annotated[Text, Field(min_length=1, json_schema_extra=form("ip-network"))]
+Networks = Annotated[list[Network], Field(max_length=1000)]
 Tier = Literal["interactive", "standard", "batch"]
 Weight = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -64,6 +70,14 @@ class Change(Input):
     def required(cls) -> frozenset[str]:
         return frozenset()
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        found = handler(core_schema)
+        never_null(handler.resolve_ref_schema(found)["properties"], cls.required())
+        return found
+
 
 class Output(Listed):
     model_config = ConfigDict(from_attributes=True)
@@ -76,7 +90,7 @@ class TenantSettings(Change):
     max_running: Count | None = None
     kv_share: Share | None = None
     allowed_models: Names | None = None
-    allowed_networks: Names | None = None
+    allowed_networks: Networks | None = None
     allowed_regions: Names | None = None
     retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
 
@@ -160,7 +174,7 @@ class KeyPatch(Change):
     scopes: Annotated[list[Scope], Field(max_length=20)] | None = None
     expires_at: Moment | None = None
     allowed_models: Names | None = None
-    allowed_networks: Names | None = None
+    allowed_networks: Networks | None = None
 
     @classmethod
     def required(cls) -> frozenset[str]:
@@ -172,7 +186,7 @@ class NewKey(Input):
     scopes: Annotated[list[Scope], Field(max_length=20)] | None = None  # None: all
     expires_at: Moment | None = None
     allowed_models: Names | None = None
-    allowed_networks: Names | None = None
+    allowed_networks: Networks | None = None
     service_account_id: Annotated[Text, Field(max_length=64)] | None = None
 
 
@@ -204,7 +218,7 @@ class Rotation(Input):
 
 class NewAdminKey(Input):
     name: Text = ""
-    role: Text
+    role: Role
     tenant_id: Annotated[Text, Field(max_length=64)] | None = None
     expires_at: Moment | None = None
 
@@ -227,40 +241,6 @@ class AdminKeyOut(Output):
 
 class NewAdminKeyOut(AdminKeyOut):
     value: str
-
-
-class NewPerson(Input):
-    email: Annotated[Text, Field(max_length=254)]
-    role: Text
-    name: Text = ""
-
-
-class PersonPatch(Change):
-    name: Text | None = None
-    role: Text | None = None
-    state: Literal["active", "disabled"] | None = None
-
-    @classmethod
-    def required(cls) -> frozenset[str]:
-        return frozenset({"name", "role", "state"})
-
-
-class PersonOut(Output):
-    object: Literal["person"] = "person"
-    id: str
-    tenant_id: str | None
-    email: str
-    name: str
-    role: str
-    state: Literal["invited", "active", "disabled"]
-    created_at: datetime
-
-
-class InvitationOut(BaseModel):
-    """The token of a one-time link; whoever holds it sets the person's password."""
-
-    person: PersonOut
-    token: str
 
 
 class AuditOut(Listed):

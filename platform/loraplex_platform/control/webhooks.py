@@ -9,13 +9,18 @@ from pydantic import BaseModel, Field, StringConstraints
 from loraplex_platform.control.schemas import Change, Id, Input, Output
 from loraplex_platform.control.services import Reader, Webhooks, WebhookWriter
 from loraplex_platform.events.catalogue import EventType
+from loraplex_platform.kit.json_schema import form
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.rest.route import Deleted, Once, Pages, Revision, admin_router, tag
 
 router = admin_router()
 WEBHOOKS = "/tenants/{tenant_id}/webhooks"
 WEBHOOK = WEBHOOKS + "/{webhook_id}"
-Url = Annotated[str, StringConstraints(max_length=2000, pattern=r"^https?://[\x21-\x7e]+$")]
+Url = Annotated[
+    str,
+    StringConstraints(max_length=2000, pattern=r"^https?://[\x21-\x7e]+$"),
+    Field(json_schema_extra=form("https-address")),
+]
 Events = Annotated[
     list[EventType | Literal["*"]],
     Field(min_length=1, max_length=50),

@@ -5,6 +5,8 @@ import sys
 
 import structlog
 
+from loraplex_platform.kit.redaction import without_keys
+
 CONTROL = {code: None for code in (*range(32), 127)}
 
 
@@ -18,6 +20,7 @@ def configure_logging(level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
         _without_control_characters,
+        _without_keys,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -46,5 +49,15 @@ def _without_control_characters(
     """A name with a line break must not look like a line of its own."""
     return {
         key: value.translate(CONTROL) if isinstance(value, str) and key != "exception" else value
+        for key, value in event.items()
+    }
+
+
+def _without_keys(
+    _: object, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Addresses and names are the clients', who paste what they should not."""
+    return {
+        key: without_keys(value) if isinstance(value, str) else value
         for key, value in event.items()
     }

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from loraplex_engine.messages import SamplingParams
 from loraplex_platform.catalogue.defaults import Defaults, Sampling
 from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
+from loraplex_platform.kit.json_schema import WHOLE, needs
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 MAX_SEQUENCES = 128
@@ -42,7 +43,9 @@ def _storable(text: str) -> str:
 
 # A length, even 0, has pydantic look inside: half a surrogate pair is no text.
 Text = Annotated[str, Field(min_length=0)]
-Stored = Annotated[Text, AfterValidator(_storable)]
+Stored = Annotated[
+    Text, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\x00]*$"})
+]
 
 
 def is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
@@ -60,15 +63,16 @@ class StreamOptions(BaseModel):
 class Parameters(Sampling):
     """What a client may ask for; anything else is refused by name."""
 
+    model_config = ConfigDict(json_schema_extra={"allOf": [needs("stream_options", "stream")]})
     neutral: ClassVar[dict[str, tuple[object, ...]]] = NEUTRAL
 
     model: Stored
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    min_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     ignore_eos: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES), WHOLE] | None = None
     logit_bias: (
         Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
         | None

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
 
 from loraplex_platform.catalogue.defaults import Defaults
 from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
+from loraplex_platform.kit.json_schema import NULL, WHOLE, needs
 from loraplex_platform.openai.parameters import (
     MAX_SEQUENCES,
     NEUTRAL,
@@ -18,13 +19,24 @@ from loraplex_platform.openai.parameters import (
 Prompt = str | tuple[int, ...]
 
 
+PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+Content = Annotated[
+    JsonValue,
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": PART}, NULL]}),
+]
+
+
 class Message(BaseModel):
     """One turn; what the official client adds to an assistant's turn is accepted when empty."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: JsonValue = None
+    content: Content = None
     name: Text | None = None
 
     @model_validator(mode="before")
@@ -47,10 +59,16 @@ def turns_of(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 class ChatRequest(Parameters):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [needs("top_logprobs", "logprobs"), needs("stream_options", "stream")]
+        }
+    )
+
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
@@ -101,7 +119,7 @@ class CompletionRequest(Parameters):
     }
 
     prompt: JsonValue
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
 
     @property
     def num_logprobs(self) -> int | None:

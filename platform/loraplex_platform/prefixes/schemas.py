@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from loraplex_engine.messages import PrefixStats
 from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.json_schema import has
 from loraplex_platform.openai.schemas import Message, turns_of
 from loraplex_platform.prefixes.models import Prefix
 
@@ -13,7 +14,11 @@ from loraplex_platform.prefixes.models import Prefix
 class PrefixRequest(BaseModel):
     """What prompts begin with: messages, usually one of the system, or a text."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"oneOf": [has("messages", "prompt"), has("prompt", "messages")]},
+    )
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     model: str

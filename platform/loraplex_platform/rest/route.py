@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, StringConstraints
+from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import StreamingResponse
 
 from loraplex_platform.auth.dependencies import Authenticated
@@ -117,8 +118,11 @@ async def claim(request: Request, caller_id: str, key: str | None, fingerprint: 
 Once = Depends(once)
 
 
+Tag = Annotated[str, StringConstraints(pattern=r'^(\*|(W/)?"?[0-9]{1,9}"?)$')]
+
+
 def if_match(
-    if_match: Annotated[str | None, Header(pattern=r'^(\*|(W/)?"?[0-9]{1,9}"?)$')] = None,
+    if_match: Annotated[Tag | SkipJsonSchema[None], Header()] = None,
 ) -> int | None:
     """The revision that the caller has seen; None: any."""
     if if_match is None or if_match == "*":

@@ -4,7 +4,7 @@ BIN := .venv/bin
 ALL := -n logical --maxprocesses 4 --dist loadfile   # a worker a core; a file's tests share what they load
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow test-servers contract bench bench-live bench-books bench-neighbour theorems sim check format
+.PHONY: serve test test-slow test-servers contract bench bench-gpu bench-live bench-books bench-neighbour theorems sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -24,6 +24,9 @@ contract: .venv/.installed   # 50 examples of each route as each caller
 
 bench: .venv/.installed
 	$(BIN)/python tests/bench/bench_cpu.py
+
+bench-gpu: .venv/.installed   # on a CUDA device, in five minutes; says so if there is none
+	PYTHONPATH=.:kernels:adapters:engine $(BIN)/python tests/bench/bench_gpu.py $(BENCH_GPU)
 
 bench-live: .venv/.installed
 	$(BIN)/python tests/bench/bench_live.py

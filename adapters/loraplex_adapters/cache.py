@@ -71,7 +71,12 @@ class AdapterCache:
             max_extra_bytes=extra_bytes,
         )
         self._device = DeviceSlabs(
-            projections, num_slots=max_loras, num_rows=num_rows, dtype=dtype, device=device
+            projections,
+            num_slots=max_loras,
+            num_rows=num_rows,
+            dtype=dtype,
+            device=device,
+            max_rank=max_lora_rank,
         )
         self._slots = SlotTable(
             max_loras,
@@ -115,9 +120,8 @@ class AdapterCache:
         slots, host, slabs_bytes = self._slots, self._host, self._device.num_bytes
         budget = slabs_bytes + slots.extra_bytes
         known = sum(need.num_bytes for need in self._needs.values())
-        on_device = (
-            slots.evictions, budget - slots.free_extra_bytes, budget, len(slots.residents),
-        )  # fmt: skip
+        held = budget - slots.free_extra_bytes
+        on_device = (slots.evictions, held, budget, len(slots.residents))
         in_host = (host.evictions, host.num_bytes, host.budget_bytes, len(host))
         return (
             self._on_device.stats("device", *on_device),
@@ -205,8 +209,7 @@ class AdapterCache:
         for version, load in list(self._loads.items()):
             if load.future.done():
                 del self._loads[version]
-                outcome = self._advance(version, load)
-                if outcome is not None:
+                if (outcome := self._advance(version, load)) is not None:
                     outcomes.append(outcome)
         if self._wanted:
             self._start_prefetches()
@@ -270,8 +273,7 @@ class AdapterCache:
             self._slots.cancel(load.slot, load.row_start)
         if not isinstance(error, AdapterError | OSError):
             log.error("loading %s went wrong", version, exc_info=error)
-        tier = self._on_disk if load.row_start is None else self._on_device
-        tier.failures += 1
+        (self._on_disk if load.row_start is None else self._on_device).failures += 1
         return LoadOutcome(version, reason_of(error), self._clock() - load.started_s)
 
     def _start_prefetches(self) -> None:

@@ -30,6 +30,7 @@ class DeviceSlabs:
         num_rows: int,
         dtype: torch.dtype,
         device: torch.device,
+        max_rank: int = 64,
     ) -> None:
         self.device = device
         self._projections = tuple(projections)
@@ -58,6 +59,7 @@ class DeviceSlabs:
                 row_start=self._row_start,
                 rank=self._ranks[window].view(num_slots, width),
                 scale=self._scales[window].view(num_slots, width),
+                max_rank=max_rank,
             )
 
     @property
@@ -97,12 +99,18 @@ class DeviceSlabs:
         found = [weights.modules.get(piece.module) for piece in pieces]
         offsets = zip(self._offsets, self._strides, strict=True)
         index = torch.tensor([offset + slot * stride for offset, stride in offsets])
-        index = index.to(self.device)
+        index = self._moved(index)
         ranks = torch.tensor([f.rank if f else 0 for f in found], dtype=torch.int32)
         scales = torch.tensor([f.scale if f else 0.0 for f in found], dtype=torch.float32)
-        self._ranks[index] = ranks.to(self.device)
-        self._scales[index] = scales.to(self.device)
+        self._ranks[index] = self._moved(ranks)
+        self._scales[index] = self._moved(scales)
         self._row_start[slot] = row_start
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the device, without waiting for the step in flight."""
+        if self.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def forget(self, slot: int) -> None:
         """The slot's version is gone, and what it held outside the slabs with it."""

@@ -1,4 +1,4 @@
-"""From a plan to flat tensors: one row per token, sequences one after the other in the plan's order."""
+"""From a plan to flat tables: one row per token, sequences one after the other in the plan's order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +7,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loraplex_engine.device import Device
+from loraplex_engine.packing import Layout
 from loraplex_engine.scheduling.policy import StepPlan
-from loraplex_kernels.lora import LoraSegments, build_segments
+from loraplex_kernels.gpu_configs import CHUNK_ROWS, token_bucket
+from loraplex_kernels.lora import Int32Array, LoraSegments, build_segments
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTables:
+    """The inputs of one forward pass, in host memory; as in Batch."""
+
+    token_ids: Int64Array
+    positions: Int64Array
+    slot_mapping: Int64Array
+    block_tables: Int32Array
+    query_start: Int32Array
+    context_lengths: Int32Array
+    sample_rows: Int64Array
+    lora: LoraSegments | None
+    sample_lora: LoraSegments | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +47,12 @@ class Batch:
 
 
 def build_batch(
-    plan: StepPlan, block_size: int, slot_of: Callable[[str], int], device: torch.device
-) -> Batch:
+    plan: StepPlan,
+    block_size: int,
+    slot_of: Callable[[str], int],
+    *,
+    has_long_chunks: bool = False,
+) -> StepTables:
     items = plan.items
     counts = np.array([item.num_tokens for item in items], np.int32)
     starts = np.array([item.start for item in items], np.int32)
@@ -47,19 +71,75 @@ def build_batch(
     positions = np.arange(query_start[-1]) + (starts - query_start[:-1])[row_of]
     blocks = tables[row_of, positions // block_size].astype(np.int64)
     samples = np.array([item.samples for item in items])
-    sample_rows = query_start[1:][samples].astype(np.int64) - 1
+    # A GPU reads an adapter once a chunk
+    max_chunk = CHUNK_ROWS[token_bucket(len(token_ids)) if has_long_chunks else "few"]
+    return StepTables(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        block_tables=tables,
+        query_start=query_start,
+        context_lengths=starts + counts,
+        sample_rows=query_start[1:][samples].astype(np.int64) - 1,
+        lora=build_segments(slots[row_of], max_chunk),
+        sample_lora=build_segments(slots[samples], max_chunk),
+    )
 
-    def tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
 
-    return Batch(
-        token_ids=tensor(token_ids),
-        positions=tensor(positions),
-        slot_mapping=tensor(blocks * block_size + positions % block_size),
-        block_tables=tensor(tables),
-        query_start=tensor(query_start),
-        context_lengths=tensor(starts + counts),
-        sample_rows=tensor(sample_rows),
-        lora=build_segments(slots[row_of]),
-        sample_lora=build_segments(slots[samples]),
+def move(tables: StepTables, device: Device) -> Batch:
+    """On the device: in one copy, or where they lie if that is the host's memory."""
+    arrays = arrays_of(tables)
+    if not device.has_own_memory:
+        parts = [torch.from_numpy(array) for array in arrays[:NUM_TABLES]]
+        return batch_of(parts, tables.lora, tables.sample_lora)
+    layout = Layout.of(arrays)
+    staging = device.staging(layout.num_bytes)
+    for array, place in zip(arrays, layout.arrays(staging), strict=True):
+        place[...] = array
+    parts = layout.tensors(staging.to(device.torch_device, non_blocking=True))
+    lora, sample_lora = tables.lora, tables.sample_lora
+    if lora is not None:
+        lora = placed(lora, parts[NUM_TABLES : NUM_TABLES + 4])
+    if sample_lora is not None:
+        sample_lora = placed(sample_lora, parts[-4:])
+    return batch_of(parts, lora, sample_lora)
+
+
+NUM_TABLES = 7  # without those of LoRA, which are four for each of two
+
+
+def arrays_of(tables: StepTables) -> list[npt.NDArray[np.generic]]:
+    """All that a step brings to the device, in Batch's order."""
+    arrays: list[npt.NDArray[np.generic]] = [
+        tables.token_ids,
+        tables.positions,
+        tables.slot_mapping,
+        tables.block_tables,
+        tables.query_start,
+        tables.context_lengths,
+        tables.sample_rows,
+    ]
+    for lora in (tables.lora, tables.sample_lora):
+        if lora is not None:
+            arrays += [lora.permutation, lora.chunk_slot, lora.chunk_start, lora.chunk_length]
+    return arrays
+
+
+def batch_of(
+    parts: list[torch.Tensor], lora: LoraSegments | None, sample_lora: LoraSegments | None
+) -> Batch:
+    """From tensors in the order of arrays_of."""
+    token_ids, positions, slots, blocks, starts, contexts, samples = parts[:NUM_TABLES]
+    return Batch(token_ids, positions, slots, blocks, starts, contexts, samples, lora, sample_lora)
+
+
+def placed(lora: LoraSegments, parts: list[torch.Tensor]) -> LoraSegments:
+    """The same segments, and where the device finds them."""
+    return LoraSegments(
+        lora.permutation,
+        lora.chunk_slot,
+        lora.chunk_start,
+        lora.chunk_length,
+        lora.max_chunk,
+        tuple(parts),
     )

@@ -17,8 +17,9 @@ from loraplex_engine.calibration import calibrate, time_copies
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
 from loraplex_engine.detokenizer import TokenDecoder
-from loraplex_engine.device import Device, KvShape
+from loraplex_engine.device import Device, KvShape, LayerKv
 from loraplex_engine.errors import CannotStart, InvalidConfig, UnsupportedModel
+from loraplex_engine.graphs import DecodeGraphs, GraphLimits
 from loraplex_engine.intake import Served
 from loraplex_engine.messages import PROTOCOL_VERSION, Hello
 from loraplex_engine.model.adaptable import adaptable_modules
@@ -153,16 +154,20 @@ def build_engine(
     kv_shape = _kv_shape(config, model)
     capacity = fit(config, model, kv_shape)
     kv = PagedKv(capacity.num_blocks, config.block_size, caching=config.enable_prefix_caching)
-    arena = model.device.allocate_kv(kv_shape, capacity.num_blocks)
+    has_graphs = has_decode_graphs(config, model)
+    arena = model.device.allocate_kv(kv_shape, capacity.num_blocks + has_graphs)
     host = model.device.allocate_host_kv(kv_shape, capacity.num_host_blocks)
     limits = SchedulerConfig(
         max_num_seqs=capacity.max_num_seqs,
         max_num_batched_tokens=capacity.max_num_batched_tokens,
         num_host_blocks=capacity.num_host_blocks,
         copy_s_per_block=time_copies(model.device, arena, host),
-        copy_overlap=0.0,  # copies and steps share one stream
+        copy_overlap=0.0,  # a step that needs a block waits for it
     )
     policy = make_policy(config.scheduling_policy, kv, adapters, limits)
+    graphs = None
+    if has_graphs:
+        graphs = _captured(config, model, capacity, arena, adapters)
     runner = ModelRunner(
         model.decoder,
         arena,
@@ -171,6 +176,7 @@ def build_engine(
         model.device,
         host,
         ThreadPoolExecutor(1, "steps") if config.steps_ahead else None,
+        graphs,
     )
     if is_calibrated:
         calibrate(
@@ -201,6 +207,26 @@ def build_engine(
         max_queue_s=config.max_queue_s,
     )
     return Engine(served, runner, policy, kv, adapters, clock, steps_ahead=config.steps_ahead)
+
+
+def has_decode_graphs(config: EngineConfig, model: LoadedModel) -> bool:
+    """Experts are run as they are chosen, which no graph can."""
+    return model.device.has_graphs and not config.enforce_eager and model.config.experts is None
+
+
+def _captured(
+    config: EngineConfig,
+    model: LoadedModel,
+    capacity: Capacity,
+    arena: list[LayerKv],
+    adapters: AdapterTier,
+) -> DecodeGraphs:
+    """Before anybody waits; the arena has a block beyond those of the capacity."""
+    max_blocks = -(-capacity.max_model_len // config.block_size)
+    limits = GraphLimits(capacity.max_num_seqs, max_blocks, config.max_loras)
+    graphs = DecodeGraphs(model.decoder, arena, adapters.slabs, model.device, limits)
+    graphs.capture()
+    return graphs
 
 
 def fit(config: EngineConfig, model: LoadedModel, kv_shape: KvShape) -> Capacity:

@@ -32,6 +32,7 @@ class EngineConfig:
     max_lora_rank: int = 64
     max_cpu_lora_bytes: int = 512 * 2**20  # loaded adapters kept below the slots
     max_lora_extra_bytes: int = 256 * 2**20  # on the device, of what adapters have beside LoRA
+    enforce_eager: bool = False  # no CUDA graphs of decode steps
     scheduling_policy: PolicyName = "hfs"
     steps_ahead: int = 0  # planned and launched while the device works on the one before: 0 or 1
     max_queue_s: float = 300.0  # a live request that would wait longer is refused at once

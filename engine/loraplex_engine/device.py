@@ -2,9 +2,9 @@
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -43,6 +43,35 @@ class Memory(NamedTuple):
     available_bytes: int
 
 
+class Mark(Protocol):
+    """A point in the work of a device; torch.cuda.Event is one."""
+
+    def query(self) -> bool:
+        """Whether the device is past it."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+
+class Graph(Protocol):
+    """Work of a device that was recorded once: the same kernels on the same memory."""
+
+    @property
+    def output(self) -> torch.Tensor:
+        """What was computed; overwritten by each replay."""
+        ...
+
+    def replay(self) -> None: ...
+
+
+class CudaGraph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    output: torch.Tensor
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
 class Device:
     """A CPU or one CUDA device."""
 
@@ -52,6 +81,9 @@ class Device:
             raise CannotStart("device is cuda, but torch sees no CUDA device")
         is_cuda = has_cuda if kind == "auto" else kind == "cuda"
         self.torch_device = torch.device("cuda" if is_cuda else "cpu")
+        # Of blocks, beside the steps; torch has no types for it
+        self._copies = torch.cuda.Stream() if is_cuda else None  # type: ignore[no-untyped-call]
+        self._graph_memory = torch.cuda.graph_pool_handle() if is_cuda else None
 
     @property
     def is_cuda(self) -> bool:
@@ -60,6 +92,15 @@ class Device:
     @property
     def name(self) -> str:
         return torch.cuda.get_device_name(self.torch_device) if self.is_cuda else "cpu"
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether tables must be brought to it."""
+        return self.is_cuda
+
+    @property
+    def has_graphs(self) -> bool:
+        return self.is_cuda
 
     def memory(self) -> Memory:
         if self.is_cuda:
@@ -76,34 +117,59 @@ class Device:
 
     def allocate_host_kv(self, shape: KvShape, num_blocks: int) -> list[LayerKv]:
         """An arena of blocks in host memory, pinned where that makes copies asynchronous."""
-        arena = _arena(shape, num_blocks, torch.device("cpu"))
-        if not self.is_cuda:
-            return arena
-        return [LayerKv(kv.k.pin_memory(), kv.v.pin_memory()) for kv in arena]
+        return _arena(shape, num_blocks, torch.device("cpu"), is_pinned=self.is_cuda)
+
+    def staging(self, num_bytes: int) -> torch.Tensor:
+        """Host bytes to fill and to copy from once; their contents are undefined."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.is_cuda)
+
+    def capture(self, compute: Callable[[], torch.Tensor]) -> Graph:
+        """Record what `compute` launches; it must neither wait for the device nor read from it.
+
+        All graphs share one memory: what one of them left there, the next replay may overwrite.
+        """
+        assert self.has_graphs
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # of torch
+        steps = torch.cuda.current_stream()
+        aside.wait_stream(steps)
+        with torch.cuda.stream(aside):
+            compute()  # compiles kernels and lets libraries take their memory
+        steps.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+            output = compute()
+        return CudaGraph(graph, output)
 
     def copy_blocks(
         self,
         source: Sequence[LayerKv],
         target: Sequence[LayerKv],
         blocks: Sequence[tuple[int, int]],
-    ) -> torch.cuda.Event | None:
+    ) -> Mark | None:
         """Copy (source, target) blocks of all layers, targets all different.
 
-        On CUDA copies and steps take place in the order in which they are asked for, so a block may
-        be given away at once; whoever else looks at one waits for the event.
+        On CUDA copies begin when the steps launched so far are done, one after the other, beside the
+        steps launched later: whoever touches one of the blocks waits for the mark. None: it is done.
         """
-        from_blocks, to_blocks = [block for block, _ in blocks], [block for _, block in blocks]
-        for from_layer, to_layer in zip(source, target, strict=True):
-            for from_kv, to_kv in zip(from_layer, to_layer, strict=True):
-                if not self.is_cuda:
+        if self._copies is None:
+            from_blocks, to_blocks = [block for block, _ in blocks], [block for _, block in blocks]
+            for from_layer, to_layer in zip(source, target, strict=True):
+                for from_kv, to_kv in zip(from_layer, to_layer, strict=True):
                     to_kv[to_blocks] = from_kv[from_blocks]
-                    continue
-                for from_block, to_block in blocks:
-                    to_kv[to_block].copy_(from_kv[from_block], non_blocking=True)
-        if not self.is_cuda:
             return None
-        done: torch.cuda.Event = torch.cuda.current_stream(self.torch_device).record_event()
+        self._copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._copies):
+            for from_layer, to_layer in zip(source, target, strict=True):
+                for from_kv, to_kv in zip(from_layer, to_layer, strict=True):
+                    for from_block, to_block in blocks:
+                        to_kv[to_block].copy_(from_kv[from_block], non_blocking=True)
+            done: torch.cuda.Event = self._copies.record_event()
         return done
+
+    def wait_for(self, mark: Mark) -> None:
+        """Hold the steps launched from now on until the device is past a mark; the caller goes on."""
+        assert isinstance(mark, torch.cuda.Event)
+        torch.cuda.current_stream().wait_event(mark)
 
 
 def return_freed_memory() -> None:
@@ -113,11 +179,13 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def _arena(shape: KvShape, num_blocks: int, device: torch.device) -> list[LayerKv]:
+def _arena(
+    shape: KvShape, num_blocks: int, device: torch.device, *, is_pinned: bool = False
+) -> list[LayerKv]:
     size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
 
     def cache() -> torch.Tensor:
-        return torch.empty(size, dtype=shape.dtype, device=device)
+        return torch.empty(size, dtype=shape.dtype, device=device, pin_memory=is_pinned)
 
     return [LayerKv(cache(), cache()) for _ in range(shape.num_layers)]
 

@@ -8,16 +8,19 @@ from itertools import accumulate, count, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from loraplex_engine.adapter_tier import AdapterTier
-from loraplex_engine.batch import Batch, build_batch
-from loraplex_engine.device import Device, LayerKv
+from loraplex_engine.batch import StepTables, build_batch, move
+from loraplex_engine.device import Device, LayerKv, Mark
+from loraplex_engine.graphs import DecodeGraphs
 from loraplex_engine.messages import TokenLogprob
 from loraplex_engine.model.decoder import Decoder
 from loraplex_engine.sampler import Drawn, has_penalty
 from loraplex_engine.scheduling.policy import BlockCopy, ScheduledTokens, StepPlan
 from loraplex_engine.sequence import Sequence
+from loraplex_kernels.lora import Int32Array
 
 Handle = TypeVar("Handle")
 T = TypeVar("T")
@@ -62,6 +65,13 @@ class Feed(NamedTuple):
     penalised: list[tuple[Sequence, int]]  # whose output lacks the token of this sampled row
 
 
+class CopyInFlight(NamedTuple):
+    """Blocks that move while steps are computed."""
+
+    mark: Mark
+    blocks: Int32Array  # of the device, read or written
+
+
 class AtOnce(Executor):
     """Does what it is asked to before it returns."""
 
@@ -95,6 +105,7 @@ class ModelRunner:
         device: Device,
         host_kv: list[LayerKv] | None = None,
         executor: Executor | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.decoder = decoder
         self.kv = kv
@@ -103,6 +114,9 @@ class ModelRunner:
         self.device = device
         self.host_kv = host_kv
         self._executor = executor or AtOnce()
+        self._graphs = graphs
+        self._has_long_chunks = device.is_cuda
+        self._copying: list[CopyInFlight] = []  # of the executor's thread alone
         self._block_size = kv[0].k.shape[2]
         self._copied: Future[None] | None = None
         self._last: StepHandle | None = None
@@ -122,15 +136,22 @@ class ModelRunner:
         for direction, run in groupby(copies, key=attrgetter("direction")):
             assert self.host_kv is not None, "the policy has no host blocks to name"
             pairs = [(copy.source, copy.target) for copy in run]
-            if direction == "to_host":
-                self.device.copy_blocks(self.kv, self.host_kv, pairs)
-            else:
-                self.device.copy_blocks(self.host_kv, self.kv, pairs)
+            is_leaving = direction == "to_host"
+            ends = (self.kv, self.host_kv) if is_leaving else (self.host_kv, self.kv)
+            mark = self.device.copy_blocks(*ends, pairs)
+            if mark is not None:
+                blocks = np.array(pairs, np.int32)[:, 0 if is_leaving else 1]
+                self._copying.append(CopyInFlight(mark, blocks))
 
     def launch(self, plan: StepPlan) -> StepHandle:
-        batch = build_batch(plan, self._block_size, self.adapters.slot_of, self.device.torch_device)
+        tables = build_batch(
+            plan,
+            self._block_size,
+            self.adapters.slot_of,
+            has_long_chunks=self._has_long_chunks,
+        )
         feed, items = self._feed(plan)
-        drawn = self._executor.submit(self._compute, batch, items, feed, self._copied)
+        drawn = self._executor.submit(self._compute, tables, items, feed, self._copied)
         self._last = StepHandle(plan, drawn)
         return self._last
 
@@ -154,18 +175,31 @@ class ModelRunner:
     @torch.inference_mode()
     def _compute(
         self,
-        batch: Batch,
+        tables: StepTables,
         items: list[ScheduledTokens],
         feed: Feed | None,
         copied: "Future[None] | None",
     ) -> Drawn | None:
         if copied is not None:
             copied.result()  # a copy that failed left KV that nobody can trust
+        self._wait_for_copies(tables)
+        adapters = self.adapters
+        loaded = None if self._graphs is None else self._graphs.load(tables, adapters.extras)
+        batch = loaded.batch if loaded else move(tables, self.device)
         if feed is not None and feed.drawn.exception() is None:  # else its sequences have ended
             _fill(batch.token_ids, feed)
-        adapters = self.adapters
-        logits = self.decoder.forward(batch, self.kv, adapters.slabs, adapters.extras)
+        if loaded:
+            logits: torch.Tensor | None = loaded.replay()
+        else:
+            logits = self.decoder.forward(batch, self.kv, adapters.slabs, adapters.extras)
         return None if logits is None else self.sampler.sample(logits, items)
+
+    def _wait_for_copies(self, tables: StepTables) -> None:
+        """Of the blocks that a step touches; others move beside it."""
+        self._copying = [copy for copy in self._copying if not copy.mark.query()]
+        for copy in self._copying:
+            if np.isin(tables.block_tables, copy.blocks).any():
+                self.device.wait_for(copy.mark)
 
     def collect(self, handle: StepHandle) -> list[SampledTokens]:
         drawn = handle.drawn.result()

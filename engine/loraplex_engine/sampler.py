@@ -9,6 +9,7 @@ import torch
 
 from loraplex_engine.messages import SamplingParams, TokenLogprob
 from loraplex_engine.scheduling.policy import ScheduledTokens
+from loraplex_kernels.sampling import pick
 
 NUM_LIKELY = 256  # top_p looks at this many tokens before it sorts the whole vocabulary
 NEGATIVE_INFINITY = float("-inf")
@@ -120,9 +121,7 @@ def draw(
     _apply_top_k(logits, params)
     probabilities = logits.softmax(-1)
     _apply_top_p(probabilities, params)
-    cumulative = probabilities.double().cumsum(-1)
-    target = torch.from_numpy(uniform).to(device)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return pick(probabilities, torch.from_numpy(uniform).to(device))
 
 
 def uniforms(seeds: Sequence[int], steps: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -87,6 +87,7 @@ class ParityTest:
             num_rows=weights.rank,
             dtype=self._kv_shape.dtype,
             device=device,
+            max_rank=weights.rank,
         )
         slabs.publish(0, 0, slabs.write(weights, 0, slabs.fence()))
         kv = self._device.allocate_kv(self._kv_shape, -(-NUM_TOKENS // self._kv_shape.block_size))

@@ -9,40 +9,25 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from loraplex_kernels.activation import _triton as activation
-from loraplex_kernels.attention import _triton as attention
-from loraplex_kernels.gpu_configs import ARCHITECTURES, DECODE, LORA, PREFILL, head_dim_class
-from loraplex_kernels.kv_store import _triton as kv_store
-from loraplex_kernels.lora import _triton as lora
-from loraplex_kernels.norm import _triton as norm
+from loraplex_kernels.gpu_configs import ARCHITECTURES
+from loraplex_kernels.gpu_variants import Variant, variants
+from loraplex_kernels.occupancy import occupancy
 
+NUM_THREADS = (
+    2  # half of the time is the assembler's and the tools', which are processes of their own
+)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LOCAL_MEMORY = re.compile(r"\b(LDL|STL)\b")
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b")
 WIDE_LOAD = re.compile(r"\b(LDG\.E\S*128|LDGSTS\S*|UTMALDG\S*)\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One kernel as a launcher would ask for it: types by name, constants, warps and stages."""
-
-    name: str
-    function: Any
-    types: dict[str, str]  # pointers and integers; what is in none of the two is int32
-    constants: dict[str, int]
-    num_warps: int = 4
-    num_stages: int = 3
-    has_dot: bool = True
-    max_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,98 +36,18 @@ class Report:
 
     name: str
     architecture: int
+    triton: str
+    num_warps: int
     registers: int
     stack_bytes: int
     shared_bytes: int
+    tensor_memory_columns: int
+    occupancy: float  # share of the warps that a multiprocessor could hold
+    intensity: float  # operations a byte, as asked for
     spills: int
     tensor_core_instructions: int
     wide_loads: int
     has_dot: bool
-
-
-TABLES = {
-    name: "*i32"
-    for name in ("row_start", "rank", "permutation", "chunk_slot", "chunk_start", "chunk_length")
-}
-
-
-def lora_variants() -> Iterator[Variant]:
-    """Shrink and expand of a fused qkv (8B: 4096 to 4096 + 1024 + 1024) in each rank class."""
-    for ranks, c in LORA.items():
-        blocks = {"BLOCK_M": c.block_m, "BLOCK_R": ranks, "SPLIT_K": c.split_k, "NUM_SLICES": 3}
-        yield Variant(
-            f"shrink r{ranks}",
-            lora.shrink_kernel,
-            {"x": "*bf16", "a": "*bf16", "partial": "*fp32", **TABLES},
-            {**blocks, "BLOCK_K": c.block_k},
-            c.num_warps,
-            c.shrink_stages,
-        )
-        yield Variant(
-            f"expand r{ranks}",
-            lora.expand_kernel,
-            {"y": "*bf16", "partial": "*fp32", "scale": "*fp32"}
-            | {f"b{i}": "*bf16" for i in range(3)}
-            | TABLES,
-            {**blocks, "BLOCK_N": c.block_n, "W0": 4096, "W1": 1024, "W2": 1024},
-            c.num_warps,
-            c.expand_stages,
-        )
-
-
-def attention_variants() -> Iterator[Variant]:
-    """Decode and prefill for heads of 64 (9 to 3) and 128 (32 to 8), and with window and soft cap."""
-    tensors = dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16")
-    tables = dict.fromkeys(("tables", "starts", "lengths"), "*i32")
-    for phase, table in (("decode", DECODE), ("prefill", PREFILL)):
-        for heads, kv_heads, dim, window in ((9, 3, 64, 0), (32, 8, 128, 0), (8, 4, 256, 4096)):
-            c = table[head_dim_class(dim)]
-            constants = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "BLOCK_D": dim}
-            constants |= {"GROUP": triton.next_power_of_2(heads // kv_heads), "PAGE": 16}
-            constants |= {"BLOCK_M": c.block_m, "BLOCK_N": c.block_n}
-            constants |= {"WINDOW": window, "SOFTCAP": int(window > 0)}
-            yield Variant(
-                f"{phase} d{dim}",
-                attention.attention_kernel,
-                tensors | tables | {"scale": "fp32", "softcap": "fp32"},
-                constants,
-                c.num_warps,
-                c.num_stages,
-            )
-
-
-def elementwise_variants() -> Iterator[Variant]:
-    yield Variant(
-        "norm",
-        norm.norm_kernel,
-        dict.fromkeys(("x", "residual", "weight", "out"), "*bf16")
-        | {"epsilon": "fp32", "offset": "fp32"},
-        {"HAS_RESIDUAL": 1, "BLOCK": 4096},
-        has_dot=False,
-    )
-    for name, is_gelu in (("silu", 0), ("gelu", 1)):
-        yield Variant(
-            name,
-            activation.activation_kernel,
-            {"gate_up": "*bf16", "out": "*bf16"},
-            {"GELU": is_gelu, "BLOCK": activation.BLOCK},
-            has_dot=False,
-        )
-    yield Variant(
-        "rotary",
-        kv_store.rotary_write_kernel,
-        dict.fromkeys(("q", "k", "v", "k_cache", "v_cache"), "*bf16")
-        | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "slots": "*i64"},
-        {"GROUP": 4, "KV_HEADS": 8, "PAGE": 16, "DIM": 128, "HALF": 64}
-        | {"BLOCK_HALF": 64, "BLOCK_D": 128},
-        num_warps=1,
-        has_dot=False,
-    )
-
-
-def variants() -> list[Variant]:
-    """Everything that ships."""
-    return [*lora_variants(), *attention_variants(), *elementwise_variants()]
 
 
 def inspect(variant: Variant, architecture: int) -> Report:
@@ -177,12 +82,18 @@ def inspect(variant: Variant, architecture: int) -> Report:
         file.flush()
         usage = run_tool("cuobjdump", "--dump-resource-usage", file.name)
         code = run_tool("nvdisasm", "-c", file.name)
+    registers, shared = number_after("REG", usage), compiled.metadata.shared
     return Report(
         name=variant.name,
         architecture=architecture,
-        registers=number_after("REG", usage),
+        triton=triton.__version__,
+        num_warps=variant.num_warps,
+        registers=registers,
         stack_bytes=number_after("STACK", usage),
-        shared_bytes=compiled.metadata.shared,
+        shared_bytes=shared,
+        tensor_memory_columns=compiled.metadata.tmem_size or 0,
+        occupancy=occupancy(architecture, variant.num_warps, registers, shared).share,
+        intensity=round(variant.work.intensity, 1),
         spills=len(LOCAL_MEMORY.findall(code)),
         tensor_core_instructions=len(TENSOR_CORE.findall(code)),
         wide_loads=len(WIDE_LOAD.findall(code)),
@@ -204,9 +115,10 @@ def number_after(word: str, usage: str) -> int:
 
 
 def main(architectures: list[int]) -> None:
-    for variant in variants():
-        for architecture in architectures:
-            sys.stdout.write(json.dumps(asdict(inspect(variant, architecture))) + "\n")
+    work = [(variant, each) for each in architectures for variant in variants(each)]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for report in pool.map(lambda item: inspect(*item), work):
+            sys.stdout.write(json.dumps(asdict(report)) + "\n")
             sys.stdout.flush()
 
 

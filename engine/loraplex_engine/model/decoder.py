@@ -202,6 +202,9 @@ class Decoder:
         if not config.ties_embeddings:
             head = checkpoint.tensor("lm_head.weight")
         self.lm_head = Projection("lm_head", builder.packed(head))
+        # As a tensor it is rounded to the model's type before it multiplies
+        scale = config.embedding_scale
+        self.embedding_scale = None if scale is None else self.embedding.new_tensor(scale)
         return_freed_memory()
 
     @torch.inference_mode()
@@ -221,9 +224,8 @@ class Decoder:
         residual = F.embedding(batch.token_ids, self.embedding)
         if lora is not None and lora.own:
             adapt_embedding(residual, batch.token_ids, lora.own)
-        if self.config.embedding_scale is not None:
-            # As a tensor it is rounded to the model's type before it multiplies
-            residual *= residual.new_tensor(self.config.embedding_scale)
+        if self.embedding_scale is not None:
+            residual *= self.embedding_scale
         x = self.layers[0].input_norm(residual, None, lora)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             if layer is not self.layers[0]:

@@ -1,115 +1,17 @@
-"""Paged attention on the GPU: one kernel for prefill chunks and decodes."""
+"""Paged attention on the GPU: one kernel for steps with prompts in them, one for decodes alone."""
 
 import torch
-import triton
-import triton.language as tl
 
-from loraplex_kernels.gpu_configs import DECODE, PREFILL, AttentionConfig, head_dim_class
-
-
-@triton.jit
-def attention_kernel(
-    q,
-    k_cache,
-    v_cache,
-    out,
-    tables,
-    starts,
-    lengths,
-    scale,
-    softcap,
-    q_stride,
-    table_stride,
-    num_seqs,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,  # heads of a kv head, padded to a power of two
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr,  # 0: none
-    SOFTCAP: tl.constexpr,
-):
-    tile = tl.program_id(0)
-    head = tl.program_id(1).to(tl.int64)
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    # Sequence i owns the tiles from starts[i] // BLOCK_Q + i: at most one too many each
-    low = 0
-    high = num_seqs
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(starts + middle) // BLOCK_Q + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    begin = tl.load(starts + low)
-    end = tl.load(starts + low + 1)
-    first = begin + (tile - (begin // BLOCK_Q + low)) * BLOCK_Q
-    if first >= end:
-        return
-    length = tl.load(lengths + low)
-    rows = tl.arange(0, BLOCK_M)
-    token = (first + rows // GROUP).to(tl.int64)
-    head_in_group = rows % GROUP
-    live_row = (token < end) & (head_in_group < HEADS // KV_HEADS)
-    position = length - end + first + rows // GROUP
-    offs_d = tl.arange(0, BLOCK_D)
-    live_d = offs_d < DIM
-    q_head = head * (HEADS // KV_HEADS) + head_in_group
-    q_tile = tl.load(
-        q + token[:, None] * q_stride + q_head[:, None] * DIM + offs_d[None, :],
-        mask=live_row[:, None] & live_d[None, :],
-        other=0.0,
-    )
-    largest = tl.full((BLOCK_M,), -1.0e30, dtype=tl.float32)
-    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    last_position = length - end + tl.minimum(first + BLOCK_Q, end) - 1
-    from_key = 0
-    if WINDOW > 0:
-        from_key = tl.maximum(length - end + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    for n in range(from_key, last_position + 1, BLOCK_N):
-        key = n + tl.arange(0, BLOCK_N)
-        live_key = key <= last_position
-        page = tl.load(tables + low * table_stride + key // PAGE, mask=live_key, other=0).to(
-            tl.int64
-        )
-        place = ((page * KV_HEADS + head) * PAGE + key % PAGE) * DIM
-        k_tile = tl.load(
-            k_cache + place[None, :] + offs_d[:, None],
-            mask=live_d[:, None] & live_key[None, :],
-            other=0.0,
-        )
-        scores = tl.dot(q_tile, k_tile, input_precision="ieee") * scale
-        if SOFTCAP:
-            # tanh by exp, which every target has
-            e = tl.exp(-2.0 * tl.abs(scores) / softcap)
-            t = (1.0 - e) / (1.0 + e)
-            scores = softcap * tl.where(scores < 0, -t, t)
-        seen = key[None, :] <= position[:, None]
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores, -1.0e30)
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.where(seen, tl.exp(scores - new_largest[:, None]), 0.0)
-        factor = tl.exp(largest - new_largest)
-        total = total * factor + tl.sum(weights, 1)
-        v_tile = tl.load(
-            v_cache + place[:, None] + offs_d[None, :],
-            mask=live_key[:, None] & live_d[None, :],
-            other=0.0,
-        )
-        acc = acc * factor[:, None]
-        acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
-        largest = new_largest
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(
-        out + (token[:, None] * HEADS + q_head[:, None]) * DIM + offs_d[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=live_row[:, None] & live_d[None, :],
-    )
+from loraplex_kernels.attention._decode import decode_attention
+from loraplex_kernels.attention._prefill import prefill_attention
+from loraplex_kernels.gpu_configs import (
+    DECODE,
+    PREFILL,
+    AttentionConfig,
+    AttentionKey,
+    architecture_of,
+    head_dim_class,
+)
 
 
 def paged_attention(
@@ -125,38 +27,10 @@ def paged_attention(
     config: AttentionConfig | None = None,
 ) -> torch.Tensor:
     """As loraplex_kernels.attention.paged_attention, on the GPU."""
-    num_tokens, num_heads, dim = q.shape
-    num_seqs, (num_kv_heads, page) = len(context_lengths), k_cache.shape[1:3]
-    table = DECODE if num_tokens == num_seqs else PREFILL
-    config = config or table[head_dim_class(dim)]
-    group = triton.next_power_of_2(num_heads // num_kv_heads)
-    assert group <= config.block_m
-    tiles = num_tokens // (config.block_m // group) + num_seqs
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    attention_kernel[(tiles, num_kv_heads)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        block_tables,
-        query_start,
-        context_lengths,
-        scale,
-        softcap or 1.0,
-        q.stride(0),
-        block_tables.stride(0),
-        num_seqs,
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        GROUP=group,
-        PAGE=page,
-        DIM=dim,
-        BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        WINDOW=window or 0,
-        SOFTCAP=softcap is not None,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
-    return out
+    is_decode = len(q) == len(context_lengths)
+    key = AttentionKey(architecture_of(q.device), head_dim_class(q.shape[2]))
+    config = config or (DECODE if is_decode else PREFILL)[key]
+    shape, last = (q, k_cache, v_cache, block_tables), (scale, window, softcap, config)
+    if is_decode:
+        return decode_attention(*shape, context_lengths, *last)
+    return prefill_attention(*shape, query_start, context_lengths, *last)

@@ -35,8 +35,8 @@ def paged_attention(
         scores = torch.einsum("qhd,hkd->hqk", q[first:last].float(), k) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        position = torch.arange(length - (last - first), length)[:, None]
-        key = torch.arange(length)[None]
+        key = torch.arange(length, device=q.device)[None]
+        position = key[0, length - (last - first) :, None]
         hidden = key > position
         if window is not None:
             hidden |= key <= position - window

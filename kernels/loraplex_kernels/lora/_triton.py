@@ -1,13 +1,19 @@
 """Grouped LoRA on the GPU: shrink to fixed partial sums, then reduce and expand; no atomics."""
 
-import functools
-
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from loraplex_kernels.gpu_configs import LORA, LoraConfig, rank_class
+from loraplex_kernels.gpu_configs import (
+    CHUNK_ROWS,
+    LORA,
+    LoraConfig,
+    LoraKey,
+    TokenBucket,
+    architecture_of,
+    rank_class,
+)
 from loraplex_kernels.lora.segments import LoraSegments
 from loraplex_kernels.lora.slab import LoraSlab
 
@@ -139,9 +145,10 @@ def expand_kernel(
     tl.store(place, (before + delta).to(y.dtype.element_ty), mask=live)
 
 
-@functools.lru_cache(maxsize=4)
-def on_device(segments: LoraSegments, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The chunk table on a device, moved in one copy; all projections of a step share it."""
+def chunk_table(segments: LoraSegments, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The chunk table on a device: as the step brought it, or moved in one copy."""
+    if segments.on_device is not None:
+        return segments.on_device
     arrays = (
         segments.permutation,
         segments.chunk_slot,
@@ -153,6 +160,11 @@ def on_device(segments: LoraSegments, device: torch.device) -> tuple[torch.Tenso
     return parts
 
 
+def config_for(block_r: int, segments: LoraSegments, device: torch.device) -> LoraConfig:
+    tokens: TokenBucket = "few" if segments.max_chunk <= CHUNK_ROWS["few"] else "many"
+    return LORA[LoraKey(architecture_of(device), block_r, tokens)]
+
+
 def apply_lora(
     y: torch.Tensor,
     x: torch.Tensor,
@@ -162,8 +174,9 @@ def apply_lora(
 ) -> None:
     """As loraplex_kernels.lora.apply_lora, on the GPU."""
     block_r = rank_class(slab.max_rank)
-    config = config or LORA[block_r]
-    permutation, *chunks = on_device(segments, x.device)
+    config = config or config_for(block_r, segments, x.device)
+    assert segments.max_chunk <= config.block_m
+    permutation, *chunks = chunk_table(segments, x.device)
     num_slices, num_rows, in_features = slab.a.shape
     num_tokens = len(permutation)
     partial = torch.empty(

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -16,7 +17,9 @@ class LoraSegments:
     permutation: Int32Array  # [num_lora_tokens] token indices, sorted by slot, stable
     chunk_slot: Int32Array  # [num_chunks]
     chunk_start: Int32Array  # [num_chunks] into permutation
-    chunk_length: Int32Array  # [num_chunks]
+    chunk_length: Int32Array  # [num_chunks]; 0: nothing to do
+    max_chunk: int = 16  # no chunk is longer
+    on_device: tuple[torch.Tensor, ...] | None = None  # the four, where a GPU reads them
 
     @property
     def num_chunks(self) -> int:
@@ -34,7 +37,7 @@ class LoraSegments:
         """Segments of a choice of the rows that these are of, in its order; rows may recur."""
         slots = np.full(max(rows.max(), self.permutation.max()) + 1, -1, np.int32)
         slots[self.permutation] = np.repeat(self.chunk_slot, self.chunk_length)
-        return build_segments(slots[rows])
+        return build_segments(slots[rows], self.max_chunk)
 
 
 def build_segments(token_slots: Int32Array, max_chunk: int = 16) -> LoraSegments | None:
@@ -56,4 +59,5 @@ def build_segments(token_slots: Int32Array, max_chunk: int = 16) -> LoraSegments
         chunk_slot=np.repeat(slots[run_start], chunks_per_run).astype(np.int32),
         chunk_start=start.astype(np.int32),
         chunk_length=length.astype(np.int32),
+        max_chunk=max_chunk,
     )

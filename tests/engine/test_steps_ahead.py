@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -197,7 +196,9 @@ def test_a_step_that_goes_wrong_leaves_nothing_wrong_behind(world: World, which:
     }
 
 
-def test_a_copy_that_goes_wrong_ends_the_engine(world: World) -> None:
+def test_a_copy_that_goes_wrong_ends_the_engine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """KV that nobody can trust is told to nobody."""
     with world.engine(1) as engine:
 
@@ -208,8 +209,7 @@ def test_a_copy_that_goes_wrong_ends_the_engine(world: World) -> None:
             engine.runner.copy_blocks([BlockCopy(0, 0, "to_host")])
             answers(engine)
 
-        device = engine.runner.device.torch_device
-        engine.runner.device = SimpleNamespace(torch_device=device, copy_blocks=fail)
+        monkeypatch.setattr(engine.runner.device, "copy_blocks", fail)
         engine.submit(asked("1"))
         engine.step()
         with pytest.raises(RuntimeError, match="no such memory"):

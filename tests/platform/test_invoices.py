@@ -279,6 +279,20 @@ async def test_numbers_have_no_gap_on_postgres(migrated_postgres_url: str) -> No
     await database.close()
 
 
+@pytest.mark.slow
+async def test_a_month_that_is_finalized_six_times_at_once_has_one_invoice_on_postgres(
+    migrated_postgres_url: str,
+) -> None:
+    database = Database(migrated_postgres_url, pool_size=6)
+    tenant = await TenantService(database, ManualClock(NOON)).create("acme")
+    service = invoices_of(database)
+    tries = (service.finalize(tenant, JUNE) for _ in range(6))
+    results = await asyncio.gather(*tries, return_exceptions=True)
+    assert [r.number for r in results if not isinstance(r, BaseException)] == [1]
+    assert [str(r) for r in results if isinstance(r, Conflict)] == ["the month has its invoice"] * 5
+    await database.close()
+
+
 async def test_a_grant_key_grants_once(database: Database) -> None:
     acme = await acme_of(database)
     credits = CreditService(database, ManualClock(NOON))

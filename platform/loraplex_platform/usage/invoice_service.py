@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.audit.trail import changing
@@ -40,7 +39,6 @@ from loraplex_platform.usage.ledger_repository import LedgerRepository
 from loraplex_platform.usage.money import PICO_PER_CENT
 from loraplex_platform.usage.periods import Period, month_of
 
-ATTEMPTS = 10  # at a number that another process may take first
 GRACE = timedelta(hours=1)  # for the events of the month's last requests
 
 
@@ -180,12 +178,12 @@ class InvoiceService:
 
     async def _void(self, session: AsyncSession, invoice_id: str) -> InvoiceRow:
         now, billing = self._clock.now(), BillingRepository(session)
-        number = await billing.next_number()  # first: who writes a note meanwhile has the same
         row = await _standing(billing, invoice_id)
         if row.paid_at is not None:
             raise Conflict("the invoice is paid")
         if await billing.notes_on(row.id):
             raise Conflict("the invoice has credit notes: credit what is left of it")
+        number = await billing.next_number()
         note = note_of(row, number, whole_of(row.document), now)
         await billing.add_invoice(note, None)
         await billing.void(row, now)
@@ -195,9 +193,9 @@ class InvoiceService:
 
     async def _credit(self, session: AsyncSession, invoice_id: str, wish: Wish) -> InvoiceRow:
         now, billing = self._clock.now(), BillingRepository(session)
-        number = await billing.next_number()  # first, as above
         row = await _standing(billing, invoice_id)
         earlier = [note.document for note in await billing.notes_on(row.id)]
+        number = await billing.next_number()
         note = note_of(row, number, part_of(row.document, earlier, wish), now)
         await billing.add_invoice(note, None)
         await LedgerRepository(session).post([credited(note, now)], now)
@@ -206,15 +204,10 @@ class InvoiceService:
     async def _numbered(
         self, by: Administrator, make: Callable[[AsyncSession], Awaitable[InvoiceRow]]
     ) -> InvoiceRow:
-        """Makes it again where another process took the number first."""
-        for attempt in range(ATTEMPTS):
-            try:
-                async with changing(self._database, by, self._clock) as session:
-                    return await make(session)
-            except IntegrityError as error:
-                if attempt == ATTEMPTS - 1:
-                    raise Conflict("other invoices are made at this moment") from error
-        raise AssertionError("the last attempt returns or raises")
+        """Sees all that were made before, and nobody makes one meanwhile."""
+        async with changing(self._database, by, self._clock) as session:
+            await BillingRepository(session).lock_numbers()
+            return await make(session)
 
     def _head(self, tenant: Tenant, profile: BillingProfile, title: str) -> dict[str, Any]:
         name = profile.legal_name or tenant.name

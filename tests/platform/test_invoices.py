@@ -293,6 +293,29 @@ async def test_a_month_that_is_finalized_six_times_at_once_has_one_invoice_on_po
     await database.close()
 
 
+@pytest.mark.slow
+async def test_an_invoice_that_is_voided_meanwhile_is_not_paid_on_postgres(
+    migrated_postgres_url: str,
+) -> None:
+    database = Database(migrated_postgres_url, pool_size=2)
+    tenant = await TenantService(database, ManualClock(NOON)).create("acme")
+    service = invoices_of(database)
+    made = await service.finalize(tenant, JUNE)
+    async with changing(database, COMMAND_LINE, ManualClock(LATER)) as session:
+        billing = BillingRepository(session)
+        await billing.lock_invoices()
+        row = await billing.invoice(made.id)
+        assert row is not None
+        await billing.void(row, LATER)
+        paying = asyncio.create_task(service.pay(made.id))
+        await asyncio.sleep(
+            0.3
+        )  # long enough to read; if it is not, nothing is seen and all is well
+    with pytest.raises(Conflict):
+        await paying
+    await database.close()
+
+
 async def test_a_grant_key_grants_once(database: Database) -> None:
     acme = await acme_of(database)
     credits = CreditService(database, ManualClock(NOON))

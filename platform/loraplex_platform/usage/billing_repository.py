@@ -108,14 +108,14 @@ class BillingRepository:
         )
         return (await self._session.scalars(statement.order_by(InvoiceRow.number))).all()
 
-    async def lock_numbers(self) -> None:
-        """Invoices and notes are made one after the other, until this transaction ends."""
+    async def lock_invoices(self) -> None:
+        """Who makes, pays or voids one waits until this transaction ends."""
         if self._session.get_bind().dialect.name == "postgresql":  # SQLite has one writer anyway
-            lock = func.pg_advisory_xact_lock(func.hashtext("invoice numbers"))
+            lock = func.pg_advisory_xact_lock(func.hashtext("invoices"))
             await self._session.execute(lock.select())
 
     async def next_number(self) -> int:
-        """Nobody else's, where the numbers are locked."""
+        """Nobody else's, where invoices are locked."""
         last = across_tenants(InvoiceRow).with_only_columns(func.max(InvoiceRow.number))
         return (await self._session.scalar(last) or 0) + 1
 

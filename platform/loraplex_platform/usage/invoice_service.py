@@ -79,33 +79,24 @@ class InvoiceService:
         self, tenant: Tenant, month: Month, *, by: Administrator = COMMAND_LINE
     ) -> InvoiceRow:
         """Give the draft a number; from then on it does not change."""
-        return await self._numbered(by, partial(self._finalize, tenant=tenant, month=month))
+        return await self._alone(by, partial(self._finalize, tenant=tenant, month=month))
 
     async def pay(self, invoice_id: str, *, by: Administrator = COMMAND_LINE) -> InvoiceRow:
         """The money is there, less what credit notes took back; a second time changes nothing.
 
         Of a credit note on a paid invoice: its money was given back.
         """
-        now = self._clock.now()
-        async with changing(self._database, by, self._clock) as session:
-            billing = BillingRepository(session)
-            row = await _payable(billing, invoice_id)
-            if row.paid_at is None:
-                settled = [row, *(n for n in await billing.notes_on(row.id) if n.paid_at is None)]
-                for each in settled:
-                    each.paid_at = now
-                await LedgerRepository(session).post([payment(each, now) for each in settled], now)
-        return row
+        return await self._alone(by, partial(self._pay, invoice_id=invoice_id))
 
     async def void(self, invoice_id: str, *, by: Administrator = COMMAND_LINE) -> InvoiceRow:
         """A credit note takes everything back: what was used can be invoiced again."""
-        return await self._numbered(by, partial(self._void, invoice_id=invoice_id))
+        return await self._alone(by, partial(self._void, invoice_id=invoice_id))
 
     async def credit(
         self, invoice_id: str, wish: Wish, *, by: Administrator = COMMAND_LINE
     ) -> InvoiceRow:
         """A credit note takes a part back, of an invoice that stands, paid or not."""
-        return await self._numbered(by, partial(self._credit, invoice_id=invoice_id, wish=wish))
+        return await self._alone(by, partial(self._credit, invoice_id=invoice_id, wish=wish))
 
     async def list(self, tenant_id: str) -> Sequence[InvoiceRow]:
         async with self._database.reading() as session:
@@ -176,6 +167,16 @@ class InvoiceService:
         await emit(session, tenant.id, "invoice.finalized", event, now)
         return row
 
+    async def _pay(self, session: AsyncSession, invoice_id: str) -> InvoiceRow:
+        now, billing = self._clock.now(), BillingRepository(session)
+        row = await _payable(billing, invoice_id)
+        if row.paid_at is None:
+            settled = [row, *(n for n in await billing.notes_on(row.id) if n.paid_at is None)]
+            for each in settled:
+                each.paid_at = now
+            await LedgerRepository(session).post([payment(each, now) for each in settled], now)
+        return row
+
     async def _void(self, session: AsyncSession, invoice_id: str) -> InvoiceRow:
         now, billing = self._clock.now(), BillingRepository(session)
         row = await _standing(billing, invoice_id)
@@ -201,13 +202,13 @@ class InvoiceService:
         await LedgerRepository(session).post([credited(note, now)], now)
         return note
 
-    async def _numbered(
-        self, by: Administrator, make: Callable[[AsyncSession], Awaitable[InvoiceRow]]
+    async def _alone(
+        self, by: Administrator, work: Callable[[AsyncSession], Awaitable[InvoiceRow]]
     ) -> InvoiceRow:
-        """Sees all that were made before, and nobody makes one meanwhile."""
+        """Sees what was done to invoices before, and nobody does anything to one meanwhile."""
         async with changing(self._database, by, self._clock) as session:
-            await BillingRepository(session).lock_numbers()
-            return await make(session)
+            await BillingRepository(session).lock_invoices()
+            return await work(session)
 
     def _head(self, tenant: Tenant, profile: BillingProfile, title: str) -> dict[str, Any]:
         name = profile.legal_name or tenant.name

@@ -81,8 +81,7 @@ class Device:
             raise CannotStart("device is cuda, but torch sees no CUDA device")
         is_cuda = has_cuda if kind == "auto" else kind == "cuda"
         self.torch_device = torch.device("cuda" if is_cuda else "cpu")
-        # Of blocks, beside the steps; torch has no types for it
-        self._copies = torch.cuda.Stream() if is_cuda else None  # type: ignore[no-untyped-call]
+        self._copies = _stream() if is_cuda else None  # of blocks, beside the steps
         self._graph_memory = torch.cuda.graph_pool_handle() if is_cuda else None
 
     @property
@@ -129,7 +128,7 @@ class Device:
         All graphs share one memory: what one of them left there, the next replay may overwrite.
         """
         assert self.has_graphs
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # of torch
+        aside = _stream()
         steps = torch.cuda.current_stream()
         aside.wait_stream(steps)
         with torch.cuda.stream(aside):
@@ -170,6 +169,10 @@ class Device:
         """Hold the steps launched from now on until the device is past a mark; the caller goes on."""
         assert isinstance(mark, torch.cuda.Event)
         torch.cuda.current_stream().wait_event(mark)
+
+
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 def return_freed_memory() -> None:

@@ -3,7 +3,7 @@
 Open loop (requests arrive by a Poisson process, whether or not earlier ones are done), the kinds
 alternated in short rounds of one run, so that a noisy machine is noisy for all of them.
 
-    python tests/bench/bench_admission.py --rate 60 --seconds 2 --rounds 5
+    PYTHONPATH=. python tests/bench/bench_admission.py --rate 60 --seconds 2 --rounds 5
 """
 
 import argparse

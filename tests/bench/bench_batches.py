@@ -1,7 +1,7 @@
 """Batch jobs on an engine of fixed rate: the part of the rate that is used, and memory by size.
 
-`python tests/bench/bench_batches.py [--rate 200] [--lines 1000 10000]`: each size in a process of
-its own, SQLite, one in-process dispatcher. Prints lines a second, the peak of resident memory, and the
+`PYTHONPATH=. python tests/bench/bench_batches.py [--rate 200] [--lines 1000 10000]`: each size in a process
+of its own, SQLite, one in-process dispatcher. Prints lines a second, the peak of resident memory, and the
 processor time of a line, from the upload to the end of its job: a busy machine lengthens seconds, but
 hardly that.
 """

@@ -3,7 +3,7 @@
 Two sizes in one run; the larger may take at most three times as long a row as the smaller. Times are
 CPU times of the process, so that a machine that does other things as well says the same.
 
-    python tests/bench/bench_books.py --events 10000 1000000
+    PYTHONPATH=. python tests/bench/bench_books.py --events 10000 1000000
 """
 
 import argparse

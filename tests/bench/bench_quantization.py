@@ -12,12 +12,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer
 
 from loraplex_adapters.cache import AdapterCache
 from loraplex_adapters.store import AdapterStore
+from loraplex_engine import build
 from loraplex_engine.build import LoadedModel, load_model
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.messages import SamplingParams
@@ -70,13 +72,9 @@ def load(folder: Path, name: str) -> tuple[EngineConfig, LoadedModel]:
     )
     if not name.startswith("int4"):
         return config, load_model(config)
-    import loraplex_engine.build as build  # noqa: PLC0415  # its reader is replaced, here alone
-
-    build.Checkpoint = RoundedToInt4 if name == "int4" else RoundedBetween  # type: ignore[misc]
-    try:
+    reader = RoundedToInt4 if name == "int4" else RoundedBetween
+    with patch.object(build, "Checkpoint", reader):
         return config, load_model(config)
-    finally:
-        build.Checkpoint = Checkpoint  # type: ignore[misc]
 
 
 def weight_bytes(model: LoadedModel) -> int:

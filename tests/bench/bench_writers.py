@@ -2,7 +2,7 @@
 
 `usage` posts a request to the books (some ten statements), `row` inserts one row.
 
-    python tests/bench/bench_writers.py --writers 16 --seconds 5
+    PYTHONPATH=. python tests/bench/bench_writers.py --writers 16 --seconds 5
 """
 
 import argparse

@@ -74,6 +74,13 @@ def test_depth_is_that_of_the_brackets_outside_of_strings(value: object, cuts: l
         assert nesting.depth == 0 or not all(kept)
 
 
+async def assert_hung_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_head_that_never_ends_is_hung_up_on(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,10 +89,7 @@ async def test_a_head_that_never_ends_is_hung_up_on(
     for sent in (b"", HEAD.encode()):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(sent)
-        async with asyncio.timeout(5):
-            assert await reader.read() == b""
-        writer.close()
-        await writer.wait_closed()
+        await assert_hung_up(reader, writer)
 
 
 async def asked(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -114,10 +118,7 @@ async def test_a_connection_may_idle_between_requests_longer_than_a_head_may_tak
     await asyncio.sleep(0.3)
     await ask(reader, writer)
     writer.write(HEAD.encode())
-    async with asyncio.timeout(5):
-        assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
+    await assert_hung_up(reader, writer)
 
 
 async def test_an_idle_connection_is_ended_at_last(
@@ -125,10 +126,7 @@ async def test_an_idle_connection_is_ended_at_last(
 ) -> None:
     monkeypatch.setattr(protocol, "IDLE_S", 0.1)
     reader, writer = await asked(served)
-    async with asyncio.timeout(5):
-        assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
+    await assert_hung_up(reader, writer)
 
 
 async def test_a_long_answer_is_not_cut_by_the_time_for_heads(

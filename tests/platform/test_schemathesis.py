@@ -216,7 +216,8 @@ def _probe(running: Running, operation: APIOperation, mode: GenerationMode, exam
             if isinstance(case.body, dict):
                 names = {k: v for k, v in running.named.items() if case.body.get(k) is not None}
                 case.body |= names
-        case.call_and_validate(base_url=running.base_url, excluded_checks=excluded)
+        answer = case.call_and_validate(base_url=running.base_url, excluded_checks=excluded)
+        assert operation.method != "get" or str(answer.status_code) not in REFUSED_ELSE
 
     try:
         probe()

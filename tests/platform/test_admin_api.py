@@ -173,6 +173,10 @@ async def test_audit_log_is_shown_filtered_and_exported(stand: AdminStand) -> No
         (PROJECT + "/keys", {"name": "a\u0000b"}),
         (PROJECT + "/keys", {"expires_at": "2026-01-01T00:00:00"}),
         ("/people", {"email": "x", "role": "owner"}),
+        *(
+            ("/people", {"email": f"x@y{space}z", "role": "owner"})
+            for space in "\x1c\x85\u2028\ufeff"
+        ),
         ("/people", {"email": "x@y", "role": "tenant_admin"}),
     ],
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import APIOperation, AuthContext, BaseSchema, Case, GenerationMode
@@ -194,11 +194,19 @@ def authenticate(schema: BaseSchema, key: str) -> None:
             case.headers["Authorization"] = f"Bearer {data}"
 
 
+def _lists_of_text(operation: APIOperation) -> list[str]:
+    """Of the query: whatever one of these is given is text once it is in an address, and right."""
+    texts = {"type": "array", "items": {"type": "string"}}
+    found = operation.definition.raw.get("parameters", ())
+    return [each["name"] for each in found if texts in each["schema"].get("anyOf", ())]
+
+
 def _probe(running: Running, operation: APIOperation, mode: GenerationMode, examples: int) -> bool:
     """False: nothing can be wrong, such as a path that takes every text."""
     is_closing = operation.method == "delete" and operation.path.endswith("/{tenant_id}")
     label = f"{operation.method.upper()} {operation.path}"
     excluded = [positive_data_acceptance] if label in SAYS_NOT_ALL else []
+    lists = _lists_of_text(operation)
 
     @settings(
         max_examples=examples,
@@ -210,6 +218,10 @@ def _probe(running: Running, operation: APIOperation, mode: GenerationMode, exam
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def probe(case: Case) -> None:
+        if mode is GenerationMode.NEGATIVE:
+            asked = [case.query[name] for name in lists if name in case.query]
+            assume(all(isinstance(values, list) for values in asked))
+            assume(all(isinstance(text, str) for values in asked for text in values))
         if mode is GenerationMode.POSITIVE and not is_closing:
             known = running.known[V1 if operation.path.startswith(V1) else PREFIX]
             case.path_parameters |= {k: v for k, v in known.items() if k in case.path_parameters}

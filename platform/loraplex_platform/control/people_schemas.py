@@ -8,11 +8,10 @@ from pydantic import BaseModel, StringConstraints
 from loraplex_platform.control.schemas import Change, Input, Output, Text
 from loraplex_platform.kit.principal import OperatorRole, TenantRole
 
+# Neither controls nor spaces, of which regular expressions differ: what \s is depends on who reads it.
+SEEN = r"[^@\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff]"
 Email = Annotated[
-    str,
-    StringConstraints(
-        max_length=254, pattern=r"^ *[^@\s\x00-\x1f\x7f]{1,64}@[^@\s\x00-\x1f\x7f]{1,189} *$"
-    ),
+    str, StringConstraints(max_length=254, pattern=rf"^ *{SEEN}{{1,64}}@{SEEN}{{1,189}} *$")
 ]
 
 

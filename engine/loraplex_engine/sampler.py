@@ -9,9 +9,8 @@ import torch
 
 from loraplex_engine.messages import SamplingParams, TokenLogprob
 from loraplex_engine.scheduling.policy import ScheduledTokens
-from loraplex_kernels.sampling import pick
+from loraplex_kernels.sampling import keep_top_k, keep_top_p, most_likely, pick
 
-NUM_LIKELY = 256  # top_p looks at this many tokens before it sorts the whole vocabulary
 NEGATIVE_INFINITY = float("-inf")
 LEAST_TEMPERATURE = 1e-5  # draws the most likely token; less of it would overflow
 LARGEST_LOGIT = 1e30  # what penalties may make of one; still finite after the temperature
@@ -50,7 +49,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, items: Sequence[ScheduledTokens]) -> Drawn:
         """logits: [num_rows, vocab_size]; items: the plan's items that sample, in the rows' order."""
         adjusted = self._adjust(logits, items)
-        token_ids = _most_likely(adjusted)
+        token_ids = most_likely(adjusted)
         hot = [row for row, item in enumerate(items) if item.seq.sampling.temperature > 0]
         if hot:
             params = [items[row].seq.sampling for row in hot]
@@ -87,14 +86,6 @@ class Sampler:
         return adjusted
 
 
-def _most_likely(logits: torch.Tensor) -> torch.Tensor:
-    """argmax of each row, the first of equals; in bfloat16 torch's own takes four times as long on a CPU."""
-    if logits.device.type != "cpu":
-        return logits.argmax(-1)
-    is_largest = logits == logits.amax(-1, keepdim=True)
-    return torch.from_numpy(is_largest.numpy().argmax(-1))
-
-
 def _largest(logprobs: torch.Tensor, count: int) -> torch.Tensor:
     """Ids of the largest of each row, the first of equals first: topk's own order of equals depends
     on how many are asked for, and that on who else is in the step."""
@@ -118,9 +109,12 @@ def draw(
     temperature = torch.tensor([max(p.temperature, LEAST_TEMPERATURE) for p in params])
     logits = logits / temperature.to(device)[:, None]
     _apply_min_p(logits, params)
-    _apply_top_k(logits, params)
+    if any(p.top_k for p in params):
+        keep_top_k(logits, torch.tensor([p.top_k for p in params], device=device))
     probabilities = logits.softmax(-1)
-    _apply_top_p(probabilities, params)
+    if any(p.top_p < 1 for p in params):
+        top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
+        keep_top_p(probabilities, top_p)
     return pick(probabilities, torch.from_numpy(uniform).to(device))
 
 
@@ -172,51 +166,10 @@ def _penalise(row: torch.Tensor, item: ScheduledTokens) -> None:
         row[indices] -= torch.from_numpy(penalty_of).to(row)
 
 
-def _rows(flags: Sequence[bool], device: torch.device) -> torch.Tensor | None:
-    rows = [row for row, flag in enumerate(flags) if flag]
-    return torch.tensor(rows, device=device) if rows else None
-
-
 def _apply_min_p(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    rows = _rows([p.min_p > 0 for p in params], logits.device)
-    if rows is not None:
+    rows = [row for row, p in enumerate(params) if p.min_p > 0]
+    if rows:
         chosen = logits[rows]
-        least = torch.tensor([p.min_p for p in params], device=logits.device)[rows].log()
+        least = torch.tensor([params[row].min_p for row in rows], device=logits.device).log()
         limit = chosen.amax(-1) + least
         logits[rows] = chosen.masked_fill(chosen < limit[:, None], NEGATIVE_INFINITY)
-
-
-def _apply_top_k(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    vocab_size = logits.shape[1]
-    rows = _rows([0 < p.top_k < vocab_size for p in params], logits.device)
-    if rows is not None:
-        chosen = logits[rows]
-        k = torch.tensor([p.top_k for p in params], device=logits.device)[rows]
-        limit = chosen.topk(int(k.max())).values.gather(1, k[:, None] - 1)
-        logits[rows] = chosen.masked_fill(chosen < limit, NEGATIVE_INFINITY)
-
-
-def _apply_top_p(probabilities: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    rows = _rows([p.top_p < 1 for p in params], probabilities.device)
-    if rows is None:
-        return
-    chosen = probabilities[rows]
-    top_p = torch.tensor(
-        [p.top_p for p in params], dtype=torch.float64, device=probabilities.device
-    )[rows, None]
-    num_likely = min(NUM_LIKELY, chosen.shape[1])
-    likely = chosen.topk(num_likely).values
-    is_enough = (likely.double().sum(-1, keepdim=True) >= top_p)[:, 0]
-    limit = _nucleus_limit(likely, top_p)
-    if not bool(is_enough.all()):
-        rest = ~is_enough
-        ordered = chosen[rest].sort(-1, descending=True).values
-        limit[rest] = _nucleus_limit(ordered, top_p[rest])
-    probabilities[rows] = chosen.masked_fill(chosen < limit, 0.0)
-
-
-def _nucleus_limit(ordered: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The least probability in the smallest set that reaches top_p; ordered: descending."""
-    before = ordered.double().cumsum(-1) - ordered.double()
-    count = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
-    return ordered.gather(1, count - 1)

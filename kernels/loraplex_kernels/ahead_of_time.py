@@ -17,6 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from loraplex_kernels.addresses import narrow_products
 from loraplex_kernels.gpu_configs import ARCHITECTURES
 from loraplex_kernels.gpu_variants import Variant, variants
 from loraplex_kernels.occupancy import occupancy
@@ -48,6 +49,7 @@ class Report:
     tensor_core_instructions: int
     wide_loads: int
     has_dot: bool
+    narrow_products: int  # of 32 bits, in addresses
 
 
 def inspect(variant: Variant, architecture: int) -> Report:
@@ -60,7 +62,7 @@ def inspect(variant: Variant, architecture: int) -> Report:
     aligned = [
         i
         for i, n in enumerate(names)
-        if signature[n].startswith("*") or n.endswith(("stride", "features", "width"))
+        if signature[n].startswith("*") or n.endswith(("stride", "features", "width", "size"))
     ]
     source = ASTSource(
         variant.function,
@@ -98,6 +100,7 @@ def inspect(variant: Variant, architecture: int) -> Report:
         tensor_core_instructions=len(TENSOR_CORE.findall(code)),
         wide_loads=len(WIDE_LOAD.findall(code)),
         has_dot=variant.has_dot,
+        narrow_products=narrow_products(compiled.asm["ttir"]),
     )
 
 

@@ -27,6 +27,8 @@ from loraplex_kernels.work import (
     activation_work,
     attention_work,
     expand_work,
+    keep_work,
+    most_likely_work,
     norm_work,
     pick_work,
     rotary_work,
@@ -53,6 +55,7 @@ IN_FEATURES, WIDTHS = 4096, (4096, 1024, 1024)  # a fused qkv of 8B
 RUNS = {"few": (Run(1, 0),) * 16, "many": (Run(512, 0),)}  # sixteen streams, or one prompt
 CONTEXT = 1024
 STREAMS = 64
+VOCABULARY = 128256  # of Llama-3
 HEADS = ((9, 3, 64, 0), (32, 8, 128, 0), (8, 4, 256, 4096))  # heads, kv heads, dimensions, window
 TABLES = {
     name: "*i32"
@@ -177,12 +180,31 @@ def elementwise_variants() -> Iterator[Variant]:
         has_dot=False,
     )
 
+
+def sampling_variants() -> Iterator[Variant]:
+    yield Variant(
+        "most likely",
+        sampling.most_likely_kernel,
+        {"logits": "*bf16", "out": "*i64"},
+        {"BLOCK": sampling.BLOCK},
+        most_likely_work(STREAMS, VOCABULARY),
+        has_dot=False,
+    )
+    for name, by_weight in (("top k", 0), ("top p", 1)):
+        yield Variant(
+            name,
+            sampling.keep_kernel,
+            {"values": "*fp32", "targets": "*fp64"},
+            {"BY_WEIGHT": by_weight, "BLOCK": sampling.BLOCK},
+            keep_work(STREAMS, VOCABULARY),
+            has_dot=False,
+        )
     yield Variant(
         "pick",
         sampling.pick_kernel,
         {"probabilities": "*fp32", "uniform": "*fp64", "out": "*i64"},
         {"BLOCK": sampling.BLOCK},
-        pick_work(STREAMS, 128256),
+        pick_work(STREAMS, VOCABULARY),
         has_dot=False,
     )
 
@@ -193,4 +215,5 @@ def variants(architecture: int) -> list[Variant]:
         *lora_variants(architecture),
         *attention_variants(architecture),
         *elementwise_variants(),
+        *sampling_variants(),
     ]

@@ -1,5 +1,8 @@
 """What the tests of every kernel share: the odd grid, the tolerances, poisoned outputs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,6 +26,16 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
     """Equal within the tolerance of the element type that was computed in."""
     error = rms_error(actual, expected)
     assert error <= RMS_TOLERANCE[dtype], f"{error:.2e} > {RMS_TOLERANCE[dtype]:.0e} in {dtype}"
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """torch.empty gives NaN meanwhile, so a kernel that reads what it did not write is seen."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -82,6 +82,16 @@ def rotary_work(num_tokens: int, heads: int, kv_heads: int, dim: int) -> Work:
     return Work(3 * turned, (2 * turned + 2 * elements * kv_heads) * ITEM_BYTES)
 
 
+def most_likely_work(num_rows: int, vocab_size: int) -> Work:
+    """Each bfloat16 logit read and compared."""
+    return Work(num_rows * vocab_size, num_rows * vocab_size * ITEM_BYTES)
+
+
+def keep_work(num_rows: int, vocab_size: int) -> Work:
+    """Each float32 compared and summed once a bit, read and written, if a row stays in the caches."""
+    return Work(2 * 32 * num_rows * vocab_size, 2 * 4 * num_rows * vocab_size)
+
+
 def pick_work(num_rows: int, vocab_size: int) -> Work:
     """Each float32 weight summed and summed up, if a row stays in the caches between the two."""
     return Work(2 * num_rows * vocab_size, 4 * num_rows * vocab_size)

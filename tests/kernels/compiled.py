@@ -10,13 +10,20 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OLDEST = "3.6.0"
-SPILLING = """
+FAULTY = """  # a kernel that spills, one as it is, and the same with its rows counted in 32 bits
 from dataclasses import asdict, replace
-import json
+from pathlib import Path
+import json, tempfile
+from tests.kernels.mutants import NARROW, mutant
 from loraplex_kernels.ahead_of_time import inspect
-from loraplex_kernels.gpu_variants import attention_variants
+from loraplex_kernels.gpu_variants import attention_variants, lora_variants
+from loraplex_kernels.lora import _triton as lora
 prefill = next(v for v in attention_variants(90) if v.name == "prefill d128")
-print(json.dumps(asdict(inspect(replace(prefill, max_registers=64), 90))))
+expand = next(v for v in lora_variants(90) if v.name == "expand r16 few")
+with tempfile.TemporaryDirectory() as folder:
+    narrow = mutant(lora, Path(folder), NARROW).expand_kernel
+    for variant in (replace(prefill, max_registers=64), expand, replace(expand, function=narrow)):
+        print(json.dumps(asdict(inspect(variant, 90))))
 """
 
 
@@ -43,9 +50,9 @@ def reports(*arguments: str, triton: Path | None = None) -> list[dict[str, Any]]
 
 
 def is_sound(report: dict[str, Any]) -> bool:
-    """Nothing spilled, and products run on tensor cores fed by 16-byte or asynchronous loads."""
-    fits = report["spills"] == 0 and report["stack_bytes"] == 0
-    return (fits and report["occupancy"] > 0) and (
+    """Nothing spilled, addresses are of 64 bits, products run on tensor cores fed by wide loads."""
+    fits = report["spills"] == 0 and report["stack_bytes"] == 0 and report["occupancy"] > 0
+    return (fits and report["narrow_products"] == 0) and (
         not report["has_dot"]
         or (report["tensor_core_instructions"] > 0 and report["wide_loads"] > 0)
     )

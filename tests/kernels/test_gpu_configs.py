@@ -18,7 +18,7 @@ from loraplex_kernels.gpu_configs import (
     token_bucket,
 )
 from loraplex_kernels.occupancy import occupancy
-from loraplex_kernels.work import Run, attention_work, lora_work
+from loraplex_kernels.work import Run, attention_work, keep_work, lora_work, most_likely_work
 
 
 def test_every_key_has_a_configuration() -> None:
@@ -62,4 +62,6 @@ def test_work_is_what_a_hand_counts() -> None:
     assert num_bytes == 2 * (weights + moved)
     assert attention_work([(1, 100)], 4, 2, 8) == (4 * 100 * 4 * 8, 2 * 2 * (100 * 2 + 4) * 8)
     assert attention_work([(3, 3)], 1, 1, 1).flops == 4 * 6
+    assert most_likely_work(2, 5) == (10, 20)
+    assert keep_work(2, 5) == (2 * 32 * 10, 80)
     assert attention_work([(1, 100)], 1, 1, 1, window=10) == (4 * 10, 2 * 2 * (10 + 1))

@@ -3,6 +3,8 @@
 The interpreter takes about 16 ms for a program, so grids are small.
 """
 
+from itertools import cycle, islice, product
+
 import numpy as np
 import pytest
 import torch
@@ -21,14 +23,14 @@ from loraplex_kernels.gpu_configs import (
 )
 from loraplex_kernels.kv_store import _triton as kv_triton
 from loraplex_kernels.kv_store import reference as kv_reference
-from loraplex_kernels.lora import LoraSegments, LoraSlab, build_segments
+from loraplex_kernels.lora import Int32Array, LoraSegments, LoraSlab, build_segments
 from loraplex_kernels.lora import _triton as lora_triton
 from loraplex_kernels.lora import reference as lora_reference
 from loraplex_kernels.norm import _triton as norm_triton
 from loraplex_kernels.norm import reference as norm_reference
 from loraplex_kernels.sampling import _triton as sampling_triton
 from loraplex_kernels.sampling import reference as sampling_reference
-from loraplex_kernels.testing import RANKS, assert_close, poisoned, token_slots
+from loraplex_kernels.testing import NUM_TOKENS, RANKS, assert_close, poisoned, token_slots
 
 DTYPES = (
     pytest.param(torch.float32, id="float32"),
@@ -75,30 +77,35 @@ def with_empty_chunks(segments: LoraSegments, count: int) -> LoraSegments:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("widths", [(96, 24, 24), (50, 50), (40,)])
 @pytest.mark.parametrize(
-    ("mix", "num_tokens"),
-    [
-        ("one", 1),
-        ("one", 40),
-        ("different", 63),
-        ("random", 63),
-        ("random", 200),
-        ("base", 63),
-    ],
+    ("mix", "num_tokens"), [*product(("one", "random", "base"), NUM_TOKENS), ("different", 63)]
 )
 def test_lora(dtype: torch.dtype, widths: tuple[int, ...], mix: str, num_tokens: int) -> None:
     slab = filled_slab(widths, dtype)
     slab.rank[1, -1] = 0
-    x = torch.randn(num_tokens, 72).to(dtype)
-    y = torch.randn(num_tokens, sum(widths)).to(dtype)
-    slots = token_slots(mix, num_tokens, len(RANKS), seed=5)
+    check_lora(slab, token_slots(mix, num_tokens, len(RANKS), seed=5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_lora_of_as_many_adapters_as_tokens(dtype: torch.dtype, num_tokens: int) -> None:
+    """All different, their ranks mixed; a chunk for each, so programs are few: one slice, one split."""
+    slab = filled_slab((40,), dtype, ranks=tuple(islice(cycle(RANKS), num_tokens)))
+    slots = token_slots("different", num_tokens, num_tokens, seed=5)
+    check_lora(slab, slots, dtype, SMALL._replace(block_k=128, split_k=1))
+
+
+def check_lora(
+    slab: LoraSlab, slots: Int32Array, dtype: torch.dtype, config: LoraConfig = SMALL
+) -> None:
+    x = torch.randn(len(slots), slab.in_features).to(dtype)
+    y = torch.randn(len(slots), sum(slab.slice_widths)).to(dtype)
     expected = lora_reference.apply_lora(y.float(), x, slab, torch.from_numpy(slots))
     segments = build_segments(slots)
-    if mix == "base":
-        assert segments is None, "then nothing is launched; a table of empty chunks is"
+    if segments is None:
+        assert slots.max() < 0, "then nothing is launched; a table of empty chunks is"
         nothing = np.zeros(0, np.int32)
         segments = LoraSegments(nothing, nothing, nothing, nothing)
-    assert segments is not None
-    lora_triton.apply_lora(y, x, slab, with_empty_chunks(segments, 3), config=SMALL)
+    lora_triton.apply_lora(y, x, slab, with_empty_chunks(segments, 3), config=config)
     assert_close(y, expected, dtype)
 
 
@@ -137,7 +144,10 @@ def cached(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(6, 2, 40), (3, 3, 32)])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (13, None), (None, 5.0)])
-@pytest.mark.parametrize("lengths", [((1, 1), (1, 37), (1, 16)), ((5, 5), (1, 18), (20, 33))])
+@pytest.mark.parametrize(
+    "lengths",
+    [((1, 1), (1, 37), (1, 16)), ((5, 5), (1, 18), (20, 33))],
+)
 def test_attention(
     dtype: torch.dtype,
     heads: tuple[int, int, int],
@@ -151,6 +161,17 @@ def test_attention(
     expected = attention_reference.paged_attention(q.float(), *arguments)
     config = AttentionConfig(16, 32, 4, 1)
     assert_close(attention_triton.paged_attention(q, *arguments, config=config), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [((63, 63),), ((140, 160), (60, 61))])
+def test_attention_of_many_tokens(dtype: torch.dtype, lengths: tuple[tuple[int, int], ...]) -> None:
+    arguments = (*cached(lengths, 2, 40, dtype), 0.2)
+    q = torch.randn(sum(n for n, _ in lengths), 6, 40).to(dtype)
+    expected = attention_reference.paged_attention(q.float(), *arguments)
+    config = AttentionConfig(64, 64, 4, 1)
+    found = attention_triton.paged_attention(q, *arguments, None, None, config)
+    assert_close(found, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -184,19 +205,22 @@ def test_attention_as_shipped(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("half", [20, 8, 1])
-def test_rotary(dtype: torch.dtype, half: int) -> None:
-    heads, kv_heads, dim, num_tokens = 6, 2, 40, 7
+@pytest.mark.parametrize(
+    ("half", "kv_heads", "num_tokens"),
+    [(20, 2, 7), (8, 2, 7), (1, 2, 7), *((20, 1, n) for n in NUM_TOKENS)],
+)
+def test_rotary(dtype: torch.dtype, half: int, kv_heads: int, num_tokens: int) -> None:
+    heads, dim = 3 * kv_heads, 40
     qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * dim).to(dtype)
     angle = torch.rand(100, half) * 6
-    positions, slots = torch.randint(0, 100, (num_tokens,)), torch.randperm(64)[:num_tokens]
+    positions, slots = torch.randint(0, 100, (num_tokens,)), torch.randperm(208)[:num_tokens]
     results = []
     for function in (kv_triton.rotary_write_kv, kv_reference.rotary_write_kv):
         q, k, v = (
             part.unflatten(-1, (-1, dim))
             for part in qkv.clone().split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
         )
-        caches = [torch.zeros(4, kv_heads, 16, dim, dtype=dtype) for _ in range(2)]
+        caches = [torch.zeros(13, kv_heads, 16, dim, dtype=dtype) for _ in range(2)]
         function(q, k, v, angle.cos(), angle.sin(), positions, *caches, slots)
         results.append((q, *caches))
     for mine, theirs in zip(*results, strict=True):
@@ -204,8 +228,9 @@ def test_rotary(dtype: torch.dtype, half: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_and_activation(dtype: torch.dtype) -> None:
-    x, weight = torch.randn(7, 66).to(dtype), torch.randn(66).to(dtype)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_norm_and_activation(dtype: torch.dtype, num_tokens: int) -> None:
+    x, weight = torch.randn(num_tokens, 66).to(dtype), torch.randn(66).to(dtype)
     mine, theirs = x.clone().mul_(2), x.clone().mul_(2)
     expected = norm_reference.rms_norm(x, weight, 1e-5, theirs)
     assert_close(norm_triton.rms_norm(x, weight, 1e-5, mine, 0.0), expected, dtype)
@@ -240,3 +265,57 @@ def test_pick(dtype: torch.dtype) -> None:
     assert int(found[0]) == 57
     assert bool((weights.gather(1, found[:, None]) > 0).all())
     assert torch.equal(sampling_triton.pick(weights[3:4], uniform[3:4], block=16), found[3:4])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 63])
+def test_most_likely(dtype: torch.dtype, num_rows: int) -> None:
+    """The first of equals, which lie in one block and in two; a row of nothing but -inf."""
+    logits = torch.randn(num_rows, 101).mul_(2).round_().to(dtype)
+    logits[-1, :] = float("-inf")
+    found = sampling_triton.most_likely(logits, block=64)
+    assert found.tolist() == sampling_reference.most_likely(logits).tolist()
+    assert int((logits == logits.amax(-1, keepdim=True)).sum()) > len(logits)
+
+
+def tied(num_rows: int) -> torch.Tensor:
+    """Logits on a grid, so that many are equal; zeros of both signs, and what min_p has left out."""
+    logits = torch.randn(num_rows, 101).mul_(2).round_().div_(2)
+    return logits.masked_fill_(torch.rand(num_rows, 101) < 0.3, float("-inf"))
+
+
+@pytest.mark.parametrize(("is_tied", "block"), [(False, 128), (True, 64)])
+def test_what_top_k_keeps_in_float32(is_tied: bool, block: int) -> None:
+    """Bit for bit, at every kind of limit: one, some, more than are left, all, none asked for."""
+    top_k = torch.tensor([0, 1, 2, 20, 99, 101, 500])
+    logits = tied(len(top_k)) if is_tied else torch.randn(len(top_k), 101)
+    mine, theirs = logits.clone(), logits.clone()
+    sampling_triton.keep_top_k(mine, top_k, block=block)
+    sampling_reference.keep_top_k(theirs, top_k)
+    assert torch.equal(mine, theirs)
+    assert [int((mine[i] > float("-inf")).sum()) for i in (0, 6)] == [
+        int((logits[i] > float("-inf")).sum()) for i in (0, 6)
+    ]
+    alone = logits[3:4].clone()
+    sampling_triton.keep_top_k(alone, top_k[3:4], block=block)
+    assert torch.equal(alone, mine[3:4])
+
+
+@pytest.mark.parametrize(("is_tied", "block"), [(False, 128), (True, 64)])
+def test_what_top_p_keeps_in_float32(is_tied: bool, block: int) -> None:
+    """Bit for bit, where a nucleus ends between equals too, and where rounding lets no set reach it."""
+    shares = [1e-320, 0.01, 0.3, 0.5, 0.9, 0.999, 1 - 2.0**-53, 1.0, 2.0]
+    top_p = torch.tensor(shares, dtype=torch.float64)
+    logits = tied(len(top_p)) if is_tied else torch.randn(len(top_p), 101) * 3
+    probabilities = logits.softmax(-1)
+    if is_tied:
+        # sums that are exact: two of these reach one half, and all are needed for nine tenths
+        probabilities[3:5] = 0
+        probabilities[3:5, 60:68], probabilities[3:5, 10:12] = 2.0**-4, 2.0**-2
+    mine, theirs = probabilities.clone(), probabilities.clone()
+    sampling_triton.keep_top_p(mine, top_p, block=block)
+    sampling_reference.keep_top_p(theirs, top_p)
+    assert torch.equal(mine, theirs)
+    assert not is_tied or [int((mine[i] > 0).sum()) for i in (3, 4)] == [2, 10]
+    assert int((mine[0] > 0).sum()) == int((probabilities[0] == probabilities[0].amax()).sum())
+    assert torch.equal(mine[7:], probabilities[7:])

@@ -11,7 +11,7 @@ ROOT = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
 @triton.jit
 def activation_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = i < width
     gate = tl.load(gate_up + row * 2 * width + i, mask=live, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + i, mask=live, other=0.0).to(tl.float32)

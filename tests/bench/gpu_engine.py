@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tests.bench.gpu_kernels import MIXED_RANKS, Machine
+from tests.bench.gpu_machine import MIXED_RANKS, Machine
 from tests.bench.gpu_models import Running, Shape, random_model, running, save_adapter
 from tests.bench.gpu_report import Measure, at_least, at_most
 from tests.engine.tiny import ALL_MODULES, make_adapter, make_model, offline_engine

@@ -1,32 +1,24 @@
-"""Shipped configurations of the kernels against their definitions, and their times against the byte floor."""
+"""Times of the kernels, against the byte floor where memory is the limit."""
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from tests.bench.gpu_report import Measure, at_least, at_most
+from tests.bench.gpu_machine import MIXED_RANKS, Machine, paged, slab_of
+from tests.bench.gpu_report import Measure, at_least
 
-from loraplex_kernels import activation, attention, kv_store, lora, norm, sampling
-from loraplex_kernels.activation import reference as activation_reference
-from loraplex_kernels.attention import reference as attention_reference
-from loraplex_kernels.gpu_configs import (
-    CHUNK_ROWS,
-    HEAD_DIMS,
-    MAX_FEW_TOKENS,
-    RANK_CLASSES,
-    token_bucket,
+from loraplex_kernels import activation, attention, lora, norm, sampling
+from loraplex_kernels.gpu_configs import CHUNK_ROWS, token_bucket
+from loraplex_kernels.lora import build_segments
+from loraplex_kernels.work import (
+    Run,
+    Work,
+    activation_work,
+    attention_work,
+    lora_work,
+    most_likely_work,
+    norm_work,
 )
-from loraplex_kernels.kv_store import reference as kv_reference
-from loraplex_kernels.lora import LoraSlab, build_segments
-from loraplex_kernels.lora import reference as lora_reference
-from loraplex_kernels.norm import reference as norm_reference
-from loraplex_kernels.sampling import reference as sampling_reference
-from loraplex_kernels.testing import RMS_TOLERANCE, rms_error, token_slots
-from loraplex_kernels.work import Run, Work, activation_work, attention_work, lora_work, norm_work
 
 LEAST_SHARE = 70.0  # per cent of the byte floor, of grouped LoRA and of paged attention at decode
 LAYER = {  # of Llama-3-8B: input features, slices
@@ -35,190 +27,7 @@ LAYER = {  # of Llama-3-8B: input features, slices
     "gate_up": (4096, (14336, 14336)),
     "down": (14336, (4096,)),
 }
-MIXED_RANKS = (8, 16, 32, 64)
-
-
-class Sizes(NamedTuple):
-    """How much is measured; a rehearsal takes little."""
-
-    shrink_by: int = 1  # of layers' widths
-    copied_bytes: int = 2**30
-    cold_bytes: int = 2**29  # written before each call: more than any cache
-    repeats: int = 15
-    streams: int = 64
-    contexts: tuple[int, ...] = (1024, 8192)
-    prompt: int = 2048
-
-
-REHEARSAL = Sizes(
-    shrink_by=32,
-    copied_bytes=2**20,
-    cold_bytes=2**16,
-    repeats=2,
-    streams=4,
-    contexts=(40,),
-    prompt=48,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What is measured on, and how."""
-
-    device: torch.device
-    sizes: Sizes
-    dtype: torch.dtype = torch.bfloat16
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Median of a call that finds nothing in the caches, after one that compiles."""
-        work()
-        cold = torch.empty(self.sizes.cold_bytes, dtype=torch.uint8, device=self.device)
-        times = []
-        for _ in range(self.sizes.repeats):
-            cold.zero_()
-            times.append(self._timed(work))
-        return statistics.median(times)
-
-    def _timed(self, work: Callable[[], object]) -> float:
-        if self.device.type != "cuda":
-            started_s = time.perf_counter()
-            work()
-            return time.perf_counter() - started_s
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3
-
-    def bandwidth(self) -> float:
-        """Bytes a second that a plain copy reads and writes, the byte floor's measure."""
-        source = torch.ones(self.sizes.copied_bytes, dtype=torch.uint8, device=self.device)
-        target = torch.empty_like(source)
-        return 2 * source.nbytes / self.seconds(lambda: target.copy_(source))
-
-    def randn(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=self.device).to(self.dtype)
-
-
-def check_kernels(machine: Machine) -> Iterator[Measure]:
-    """Errors of all configurations that this GPU may launch, on fresh random inputs."""
-    limit = RMS_TOLERANCE[machine.dtype]
-    for case, error in (*_lora_errors(machine), *_attention_errors(machine), *_row_errors(machine)):
-        yield at_most("correctness", case, error, "rms", limit)
-
-
-def slab_of(
-    machine: Machine, in_features: int, widths: tuple[int, ...], ranks: tuple[int, ...]
-) -> LoraSlab:
-    starts = torch.tensor([0, *np.cumsum(ranks)[:-1]], dtype=torch.int32, device=machine.device)
-    slab = LoraSlab.empty(
-        in_features, widths, sum(ranks), starts, machine.dtype, max_rank=max(ranks)
-    )
-    slab.a.normal_().mul_(in_features**-0.5)
-    for b in slab.b:
-        b.normal_()
-    each = torch.tensor(ranks, dtype=torch.int32, device=machine.device)
-    slab.rank.copy_(each[:, None].expand_as(slab.rank))
-    slab.scale.uniform_(0.5, 2.0)
-    return slab
-
-
-def _lora_errors(machine: Machine) -> Iterator[tuple[str, float]]:
-    widths, in_features = (96, 32, 32), 160
-    for ranks in RANK_CLASSES:
-        slab = slab_of(machine, in_features, widths, (ranks, ranks - 1, 4, 1, ranks // 2))
-        for mix, num_tokens in (
-            ("one", 1),
-            ("different", 63),
-            ("random", 200),
-            ("one", MAX_FEW_TOKENS + 9),
-            ("random", MAX_FEW_TOKENS + 44),
-        ):
-            x, y = machine.randn(num_tokens, in_features), machine.randn(num_tokens, sum(widths))
-            slots = token_slots(mix, num_tokens, 5, seed=num_tokens)
-            expected = lora_reference.apply_lora(y.float(), x, slab, torch.from_numpy(slots))
-            bucket = token_bucket(num_tokens)
-            segments = build_segments(slots, CHUNK_ROWS[bucket])
-            assert segments is not None
-            lora.apply_lora(y, x, slab, segments)
-            yield f"lora r{ranks} {bucket}, {num_tokens} tokens {mix}", rms_error(y, expected)
-
-
-class Paged(NamedTuple):
-    """A cache with something in it."""
-
-    k: torch.Tensor
-    v: torch.Tensor
-    tables: torch.Tensor
-    starts: torch.Tensor
-    contexts: torch.Tensor
-
-
-def paged(machine: Machine, lengths: list[tuple[int, int]], kv_heads: int, dim: int) -> Paged:
-    """For (new tokens, context) of each sequence; blocks of nobody are NaN."""
-    width = max(-(-context // 16) for _, context in lengths)
-    num_blocks = len(lengths) * width
-    shape = (num_blocks + 1, kv_heads, 16, dim)
-    k, v = (torch.full(shape, float("nan"), device=machine.device) for _ in range(2))
-    tables = torch.randperm(num_blocks)[: len(lengths) * width].view(len(lengths), width)
-    for i, (_, context) in enumerate(lengths):
-        mine = tables[i, : -(-context // 16)]
-        for cache in (k, v):
-            cache[mine] = torch.randn(len(mine), *shape[1:], device=machine.device)
-    starts = np.cumsum([0, *(num_new for num_new, _ in lengths)])
-    return Paged(
-        k.to(machine.dtype),
-        v.to(machine.dtype),
-        tables.to(machine.device, torch.int32),
-        torch.tensor(starts, dtype=torch.int32, device=machine.device),
-        torch.tensor([c for _, c in lengths], dtype=torch.int32, device=machine.device),
-    )
-
-
-def _attention_errors(machine: Machine) -> Iterator[tuple[str, float]]:
-    steps = {
-        "decode": [(1, 1), (1, 37), (1, 300), (1, 700)],
-        "prefill": [(5, 5), (1, 18), (150, 333)],
-    }
-    for dim in HEAD_DIMS:
-        for phase, lengths in steps.items():
-            for window, softcap in ((None, None), (45, None), (None, 5.0)):
-                cache = paged(machine, lengths, 2, dim)
-                q = machine.randn(sum(n for n, _ in lengths), 6, dim)
-                arguments = (*cache, dim**-0.5, window, softcap)
-                expected = attention_reference.paged_attention(q.float(), *arguments)
-                found = attention.paged_attention(q, *arguments)
-                yield f"{phase} d{dim} window {window} cap {softcap}", rms_error(found, expected)
-
-
-def _row_errors(machine: Machine) -> Iterator[tuple[str, float]]:
-    x, weight, residual = (machine.randn(*shape) for shape in ((63, 320), (320,), (63, 320)))
-    mine, theirs = residual.clone(), residual.clone()
-    expected = norm_reference.rms_norm(x, weight, 1e-5, theirs)
-    yield "norm", rms_error(norm.rms_norm(x, weight, 1e-5, mine), expected)
-    yield "norm's residual", rms_error(mine, theirs)
-    for name in ("silu_and_multiply", "gelu_tanh_and_multiply"):
-        expected = getattr(activation_reference, name)(x.float())
-        yield name, rms_error(getattr(activation, name)(x), expected)
-    angle = torch.rand(100, 32, device=machine.device) * 6
-    positions, slots = (torch.randperm(96, device=machine.device)[:63] for _ in range(2))
-    qkv = machine.randn(63, 10, 64)
-    outcomes = []
-    for function in (kv_store.rotary_write_kv, kv_reference.rotary_write_kv):
-        q, k, v = qkv.clone().split([6, 2, 2], 1)
-        caches = [
-            torch.zeros(6, 2, 16, 64, dtype=machine.dtype, device=machine.device) for _ in range(2)
-        ]
-        function(q, k, v, angle.cos(), angle.sin(), positions, *caches, slots)
-        outcomes.append((q, *caches))
-    for name, found, wanted in zip(("q", "k", "v"), *outcomes, strict=True):
-        yield f"rotary's {name}", rms_error(found, wanted)
-
-    weights = torch.rand(16, 5000, device=machine.device)
-    uniform = torch.rand(16, dtype=torch.float64, device=machine.device)
-    found, wanted = sampling.pick(weights, uniform), sampling_reference.pick(weights, uniform)
-    yield "pick", rms_error(found, wanted)
+VOCABULARY = 128256
 
 
 def time_kernels(machine: Machine) -> Iterator[Measure]:
@@ -246,6 +55,7 @@ def time_kernels(machine: Machine) -> Iterator[Measure]:
     seconds, work = _attention_time(machine, [(prompt, prompt)])
     yield Measure("kernels", f"attention prefill {prompt}", work.flops / seconds / 1e12, "TFLOP/s")
     yield from _row_times(machine, bandwidth)
+    yield from _sampling_times(machine, bandwidth)
 
 
 def _lora_time(
@@ -292,3 +102,23 @@ def _row_times(machine: Machine, bandwidth: float) -> Iterator[Measure]:
         ):
             share = 100 * work.num_bytes / bandwidth / machine.seconds(call)
             yield Measure("kernels", f"{name}, {num_tokens} tokens", share, "%")
+
+
+def _sampling_times(machine: Machine, bandwidth: float) -> Iterator[Measure]:
+    num_rows, vocab_size = machine.sizes.streams, VOCABULARY // machine.sizes.shrink_by
+    logits = machine.randn(num_rows, vocab_size)
+    seconds = machine.seconds(lambda: sampling.most_likely(logits))
+    share = 100 * most_likely_work(num_rows, vocab_size).num_bytes / bandwidth / seconds
+    yield Measure("kernels", f"most likely, {num_rows} rows", share, "%")
+    scores, weights = logits.float(), logits.float().softmax(-1)
+    top_k = torch.full((num_rows,), 50, device=machine.device)
+    top_p = torch.full((num_rows,), 0.9, dtype=torch.float64, device=machine.device)
+
+    def draw() -> None:
+        sampling.keep_top_k(scores, top_k)
+        sampling.keep_top_p(weights, top_p)
+        sampling.pick(weights, 0.5 * top_p)
+
+    yield Measure(
+        "kernels", f"top-k, top-p, pick, {num_rows} rows", machine.seconds(draw) * 1e6, "us"
+    )

@@ -207,7 +207,7 @@ def test_attention_as_shipped(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("half", "kv_heads", "num_tokens"),
-    [(20, 2, 7), (8, 2, 7), (1, 2, 7), *((20, 1, n) for n in NUM_TOKENS)],
+    [(20, 2, 7), (8, 2, 7), (1, 2, 7), (20, 1, 1), (20, 1, 63)],
 )
 def test_rotary(dtype: torch.dtype, half: int, kv_heads: int, num_tokens: int) -> None:
     heads, dim = 3 * kv_heads, 40

@@ -4,14 +4,19 @@ A few kinds on all of it; every variant on its first layers, with its real weigh
 """
 
 import copy
+import shutil
 from pathlib import Path
+from typing import Any
 
+import peft
 import pytest
 import torch
 from tests.engine.test_peft_variants import (
     HEARD,
+    PROMPT,
     TIED,
     TOKENS,
+    TOLERANCE,
     UNTIED,
     Variants,
     World,
@@ -23,10 +28,11 @@ from tests.engine.test_peft_variants import (
     save_variant,
     serve,
 )
-from tests.engine.tiny import ALL_MODULES
-from transformers import AutoModelForCausalLM
+from tests.engine.tiny import ALL_MODULES, offline_engine
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from loraplex_engine.config import Dtype
+from loraplex_engine.config import Dtype, EngineConfig
+from loraplex_engine.offline import Prompt
 
 pytestmark = [
     pytest.mark.slow,
@@ -111,3 +117,61 @@ def test_every_variant_equals_peft_on_the_first_layers_of_a_real_model(
 ) -> None:
     settings = {"cpu_kv_cache_bytes": 2**24, "max_lora_extra_bytes": 2**30, "max_model_len": 256}
     check_equal(shallow, dtype, *serve(shallow, dtype, tmp_path, max_cpu_lora_bytes=0, **settings))
+
+
+NEW_WORDS = ("<tool>", "<result>", "<|end_of_answer|>")
+ADDED: Variants = {
+    "resized": {"target_modules": ALL_MODULES},
+    "whole both": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "LoRA of the embedding": {"target_modules": ["embed_tokens", "v_proj"], "lora_alpha": 64},
+    "tokens": {"target_modules": ALL_MODULES, "trainable_token_indices": TOKENS},
+}
+SAID = "Call <tool>, wait for the <result> and stop.<|end_of_answer|>"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_added_tokens_equal_peft_on_the_first_layers_of_a_real_model(
+    demo_model: Path, dtype: Dtype, tmp_path: Path
+) -> None:
+    """As transformers and PEFT save them, with the tokenizer's own files."""
+    model = AutoModelForCausalLM.from_pretrained(
+        demo_model, num_hidden_layers=NUM_LAYERS, dtype=torch.float32
+    )
+    model.save_pretrained(tmp_path / "base")
+    shutil.copy(demo_model / "tokenizer.json", tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    tokenizer.add_tokens(list(NEW_WORDS[:2]))
+    tokenizer.add_special_tokens({"eos_token": NEW_WORDS[2]})
+    ids = tokenizer(SAID).input_ids
+    assert ids[-1] == len(tokenizer) - 1
+
+    def resized() -> Any:
+        own = copy.deepcopy(model)
+        own.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        return own
+
+    adapters, expected = {}, {}
+    for seed, (name, options) in enumerate(ADDED.items()):
+        adapters[name] = tmp_path / name
+        options = dict(options)
+        if "trainable_token_indices" in options:
+            options["trainable_token_indices"] = [*TOKENS, *ids[-1:], 49152, 49153]
+        save_moved(resized, adapters[name], options, seed, 0.12)
+        tokenizer.save_pretrained(adapters[name])
+        loaded = peft.PeftModel.from_pretrained(resized(), adapters[name]).eval()
+        with torch.no_grad():
+            expected[name] = loaded(torch.tensor([[*PROMPT, *ids]])).logits[0][len(PROMPT) - 1 : -1]
+    config = EngineConfig(
+        model=tmp_path / "base", dtype=dtype, max_loras=8, max_lora_rank=32, threads=1,
+        cpu_kv_cache_bytes=2**24, max_lora_extra_bytes=2**30, max_model_len=256,
+        max_cpu_lora_bytes=0, enable_prefix_caching=False,
+    )  # fmt: skip
+    with offline_engine(config, adapters, tmp_path / "store") as (run, versions):
+        prompts = [Prompt(PROMPT, versions[name], forced_ids=ids) for name in adapters]
+        alone = [run.run([prompt])[0].logits for prompt in prompts]
+        mixed = [done.logits for done in run.run([*prompts, Prompt(PROMPT)])]
+    for name, one, among in zip(adapters, alone, mixed, strict=False):
+        assert one is not None
+        assert among is not None
+        assert max(distance(each, expected[name]) for each in (one, among)) < TOLERANCE[dtype], name
+        assert dtype == "float32" or one.equal(among)

@@ -1,7 +1,7 @@
 """Adapters with tokens beyond the base model's: logits against transformers + PEFT, alone and mixed."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +75,12 @@ TIED: Variants = {
     },
 }
 
+# Enough for the quick suite: a copy of its own, LoRA, and single rows, tied and not.
+FEW = {
+    "untied": ["whole both", "dora of both", "tokens of both"],
+    "tied": ["tied whole embedding", "tied LoRA of the head", "tied tokens"],
+}
+
 
 def make_base(folder: Path, num_words: int = SIZE, **shape: Any) -> Path:
     """A random model over words, and its tokenizer."""
@@ -108,10 +114,10 @@ class World:
         self.expected: dict[str, torch.Tensor] = {}
         for seed, (name, options) in enumerate(variants.items()):
             own = self.adapters[name] = folder / name
-            save_moved(lambda: resized(folder), own, options, seed, 0.15)
-            torch.manual_seed(999)  # rows that are not saved would be others
-            loaded = peft.PeftModel.from_pretrained(resized(folder), own).eval()
-            self.expected[name] = logits_of(loaded)
+            # The model is resized anew to ask PEFT: rows that are not saved would be others.
+            self.expected[name] = save_moved(
+                lambda: resized(folder), own, options, seed, 0.15, logits_of
+            )
             add_tokens(folder, own, *TOKENS)
         plain = {"target_modules": ALL_MODULES}
         save_moved(
@@ -121,13 +127,22 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def untied(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("untied"), UNTIED)
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
+    """Of one kind, with the few or with all its adapters; made once."""
+    made: dict[tuple[str, bool], World] = {}
+
+    def world_of(kind: str, *, has_all: bool) -> World:
+        if (kind, has_all) not in made:
+            variants = UNTIED if kind == "untied" else TIED
+            chosen = {n: o for n, o in variants.items() if has_all or n in FEW[kind]}
+            folder = tmp_path_factory.mktemp(kind)
+            made[kind, has_all] = World(folder, chosen, tie_word_embeddings=kind == "tied")
+        return made[kind, has_all]
+
+    return world_of
 
 
-@pytest.fixture(scope="module")
-def tied(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("tied"), TIED, tie_word_embeddings=True)
+EVERY = pytest.param(True, marks=pytest.mark.slow)
 
 
 @contextmanager
@@ -156,12 +171,13 @@ def logits(done: Completion) -> torch.Tensor:
     return done.logits
 
 
+@pytest.mark.parametrize("has_all", [False, EVERY])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["untied", "tied"])
 def test_every_kind_of_added_rows_equals_peft_alone_and_mixed(
-    kind: str, dtype: Dtype, request: pytest.FixtureRequest, tmp_path: Path
+    kind: str, dtype: Dtype, has_all: bool, worlds: Callable[..., World], tmp_path: Path
 ) -> None:
-    world: World = request.getfixturevalue(kind)
+    world = worlds(kind, has_all=has_all)
     adapters = world.adapters | {"neighbour": world.folder / "neighbour"}
     with engine_of(world.folder, adapters, tmp_path, dtype) as (run, versions):
         own = {n: Prompt(PROMPT, versions[n], forced_ids=ANSWER) for n in world.adapters}
@@ -186,9 +202,10 @@ def test_every_kind_of_added_rows_equals_peft_alone_and_mixed(
         assert all(logits(one).equal(logits(other)) for one, other in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["untied", "tied"])
-def test_greedy_tokens_are_pefts(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    world: World = request.getfixturevalue(kind)
+def test_greedy_tokens_are_pefts(kind: str, worlds: Callable[..., World], tmp_path: Path) -> None:
+    world = worlds(kind, has_all=True)
     sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     with engine_of(world.folder, world.adapters, tmp_path, "float32") as (run, versions):
         prompts = [Prompt(PROMPT, versions[n], sampling) for n in world.adapters]

@@ -32,6 +32,7 @@ from loraplex_engine.messages import (
     Hello,
     TokenEvent,
 )
+from loraplex_engine.text import ModelText
 
 
 def tiny_base(folder: Path) -> Path:
@@ -79,7 +80,7 @@ class SteppedEngine:
     def __init__(self, config: EngineConfig, model: LoadedModel, store: AdapterStore) -> None:
         self.cache: AdapterCache = adapter_cache(config, model, store)
         tokenizer = Tokenizer.from_file(str(config.model / "tokenizer.json"))
-        self.core: Engine = build_engine(config, model, self.cache, tokenizer)
+        self.core: Engine = build_engine(config, model, self.cache, ModelText(tokenizer))
         self.requests: list[Generate] = []
         self.holding = False
         self._held: set[str] = set()

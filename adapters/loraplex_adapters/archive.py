@@ -1,4 +1,4 @@
-"""An adapter as one zip or tar file: its two files are copied out, nothing else is ever written."""
+"""An adapter as one zip or tar file: its own files are copied out, nothing else is ever written."""
 
 import bz2
 import gzip
@@ -23,12 +23,14 @@ from loraplex_adapters.folder import (
     CONFIG_NAME,
     MAX_CONFIG_BYTES,
     PICKLE_SUFFIXES,
+    TOKENIZER_LIMITS,
     WEIGHTS_NAME,
 )
 
 MAX_ENTRIES = 1000
 CHUNK_BYTES = 1 << 20
-BESIDES_BYTES = 64 << 20  # what may lie in a tar beside the two files
+BESIDES_BYTES = 64 << 20  # what may lie in a tar beside them
+NEEDED = (CONFIG_NAME, WEIGHTS_NAME)
 MAX_READ_BYTES = 4 << 20  # of one piece: a tar's own headers are far smaller
 COMPRESSIONS: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
     b"\x1f\x8b": gzip.open,  # type: ignore[dict-item]  # typeshed's GzipFile is no IO[bytes]
@@ -49,8 +51,8 @@ BROKEN = (
 
 
 def unpack(archive: BinaryIO, folder: Path, max_bytes: int) -> None:
-    """Put an adapter's two files into an empty folder; they may lie in one folder of the archive."""
-    limits = {CONFIG_NAME: MAX_CONFIG_BYTES, WEIGHTS_NAME: max_bytes}
+    """Put an adapter's files into an empty folder; they may lie in one folder of the archive."""
+    limits = {CONFIG_NAME: MAX_CONFIG_BYTES, WEIGHTS_NAME: max_bytes, **TOKENIZER_LIMITS}
     start = archive.read(8)
     archive.seek(0)
     try:
@@ -131,7 +133,7 @@ def _unpack_tar(archive: IO[bytes], folder: Path, limits: dict[str, int]) -> Non
                 if (folder / name).exists():
                     raise BadArchive(f"{name} is in the archive twice", file=name)
                 copy_limited(cast(BinaryIO, source), folder / name, limits[name])
-    for name in limits:
+    for name in NEEDED:
         if not (folder / name).exists():
             raise _missing(name, names)
 
@@ -143,8 +145,10 @@ def _unpack_zip(archive: BinaryIO, folder: Path, limits: dict[str, int]) -> None
         for entry in entries:
             _check(entry.filename, is_link=stat.S_ISLNK(entry.external_attr >> 16))
         for name, limit in limits.items():
-            with content.open(_only(entries, name)) as source:
-                copy_limited(cast(BinaryIO, source), folder / name, limit)
+            found = _only(entries, name)
+            if found is not None:
+                with content.open(found) as source:
+                    copy_limited(cast(BinaryIO, source), folder / name, limit)
 
 
 def _check_count(names: Sequence[str]) -> None:
@@ -160,13 +164,13 @@ def _check(name: str, *, is_link: bool) -> None:
         raise UnsafePath(f"{name[:128]!r} is a link or a special file", file=name[:128])
 
 
-def _only(entries: list[zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
+def _only(entries: list[zipfile.ZipInfo], name: str) -> zipfile.ZipInfo | None:
     found = [entry for entry in entries if Path(entry.filename).name == name]
     if len(found) > 1:
         raise BadArchive(f"{name} is in the archive {len(found)} times", file=name)
-    if not found:
+    if not found and name in NEEDED:
         raise _missing(name, [entry.filename for entry in entries])
-    return found[0]
+    return found[0] if found else None
 
 
 def _missing(name: str, names: Sequence[str]) -> MissingFile | PickleRefused:

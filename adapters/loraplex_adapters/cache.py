@@ -18,6 +18,7 @@ import torch
 from loraplex_adapters.errors import AdapterError
 from loraplex_adapters.extras import BaseTensors
 from loraplex_adapters.host_tier import HostTier
+from loraplex_adapters.known_tokens import KnownTokens
 from loraplex_adapters.layout import BaseModel, ProjectionSpec
 from loraplex_adapters.loader import AdapterWeights, Loader
 from loraplex_adapters.loading import Load, LoadOutcome, reason_of
@@ -61,7 +62,7 @@ class AdapterCache:
     ) -> None:
         rows_per_slot = min(max_lora_rank, ROWS_PER_SLOT)
         num_rows = max(max_lora_rank, max_loras * rows_per_slot) if max_loras else 0
-        self._store = store
+        self._store, self.tokens = store, KnownTokens(store)
         self._loader = Loader(
             base or BaseModel.from_projections(None, projections),
             max_lora_rank,
@@ -117,15 +118,12 @@ class AdapterCache:
     @property
     def stats(self) -> tuple[TierStats, ...]:
         """Of the device, the host and the disk; of the disk what this engine has read of it."""
-        slots, host, slabs_bytes = self._slots, self._host, self._device.num_bytes
-        budget = slabs_bytes + slots.extra_bytes
+        slots, budget = self._slots, self._device.num_bytes + self._slots.extra_bytes
         known = sum(need.num_bytes for need in self._needs.values())
-        held = budget - slots.free_extra_bytes
-        on_device = (slots.evictions, held, budget, len(slots.residents))
-        in_host = (host.evictions, host.num_bytes, host.budget_bytes, len(host))
+        on_device = (slots.evictions, budget - slots.free_extra_bytes, budget, len(slots.residents))
         return (
             self._on_device.stats("device", *on_device),
-            self._in_host.stats("host", *in_host),
+            self._in_host.stats("host", *self._host.held),
             self._on_disk.stats("disk", 0, known, 0, len(self._needs)),
         )
 
@@ -269,6 +267,7 @@ class AdapterCache:
             self._place(version, weights, load.slot, load.started_s)
 
     def _fail(self, version: str, load: Load, error: BaseException) -> LoadOutcome:
+        self.tokens.forget(version)
         if load.slot is not None:
             self._slots.cancel(load.slot, load.row_start)
         if not isinstance(error, AdapterError | OSError):

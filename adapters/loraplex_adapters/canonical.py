@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import Any
 
+from loraplex_adapters.added_tokens import AddedTokens
 from loraplex_adapters.errors import CorruptVersion
-from loraplex_adapters.header import Header, TensorInfo
+from loraplex_adapters.header import MAX_HEADER_BYTES, Header, TensorInfo
 from loraplex_adapters.manifest import Manifest
 from loraplex_adapters.tensor_names import Part, split_canonical
 
@@ -14,6 +16,11 @@ CANONICAL_NAME = "adapter.safetensors"
 SCALES_KEY = "loraplex.scales"  # of the modules that have LoRA
 TOKENS_KEY = "loraplex.tokens"  # whose rows are replaced, by module
 TIED_KEY = "loraplex.tied"  # the head follows what replaces the embedding
+ADDED_KEY = (
+    "loraplex.added_tokens"  # beyond the base model's vocabulary, or its names for spare rows
+)
+HEADER_START = '{"__metadata__":'
+DECODER = json.JSONDecoder()
 FACTORS: tuple[Part, ...] = ("lora_A.weight", "lora_B.weight")
 
 
@@ -25,6 +32,7 @@ class CanonicalContent:
     scales: Mapping[str, float]
     token_ids: Mapping[str, tuple[int, ...]]
     is_tied: bool
+    added: AddedTokens | None
 
     @property
     def has_more_than_factors(self) -> bool:
@@ -40,6 +48,8 @@ def canonical_header(manifest: Manifest) -> bytes:
         metadata[TOKENS_KEY] = json.dumps(tokens, sort_keys=True)
     if manifest.is_tied:
         metadata[TIED_KEY] = "true"
+    if manifest.added is not None:
+        metadata[ADDED_KEY] = manifest.added.to_json()
     content: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for module in manifest.modules:
@@ -75,7 +85,31 @@ def read_canonical(header: Header, version: str) -> CanonicalContent:
         {module: float(scale) for module, scale in scales.items()},
         {module: tuple(ids) for module, ids in tokens.items()},
         header.metadata.get(TIED_KEY) == "true",
+        read_added(header.metadata, version),
     )
+
+
+def read_added(metadata: Mapping[str, str], version: str) -> AddedTokens | None:
+    """None: its vocabulary is the base model's."""
+    if ADDED_KEY not in metadata:
+        return None
+    try:
+        return AddedTokens.from_json(metadata[ADDED_KEY])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _foreign(version) from None
+
+
+def read_metadata(file: BufferedReader, version: str) -> dict[str, str]:
+    """Of a store's own file, without a look at its tensors."""
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        head = file.read(min(length, MAX_HEADER_BYTES)).decode()
+        found: object = DECODER.raw_decode(head, len(HEADER_START))[0]
+    except (ValueError, RecursionError):
+        raise _foreign(version) from None
+    if not head.startswith(HEADER_START) or not isinstance(found, dict):
+        raise _foreign(version)
+    return found
 
 
 def _json(header: Header, key: str) -> dict[str, Any]:

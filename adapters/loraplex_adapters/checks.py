@@ -21,6 +21,9 @@ VOCABULARY_DIM: Mapping[tuple[str, Part], int] = {  # the one that a resized voc
     (EMBEDDING, "weight"): 0,
     (HEAD, "lora_B.weight"): 0,
     (HEAD, "weight"): 0,
+    (HEAD, "bias"): 0,
+    (HEAD, "lora_B.bias"): 0,
+    (HEAD, "lora_magnitude_vector"): 0,
 }
 
 
@@ -140,7 +143,7 @@ def _check_shape(
         if wrong == [VOCABULARY_DIM.get((module, part))] and found[wrong[0]] > limit:
             raise UnsupportedFeature(
                 f"{tensor.name} has {found[wrong[0]]} tokens, the base model {limit}; "
-                "what is added beyond them has neither text nor logits here",
+                "its tokenizer.json does not name what is added beyond them",
                 key="added_tokens",
                 tensor=tensor.name,
                 found=found[wrong[0]],

@@ -19,7 +19,9 @@ AdapterError
 │   ├── ConfigNotJson           config_not_json
 │   ├── ConfigNotObject         config_not_object
 │   ├── NotPeft                 not_peft
-│   └── BadConfigValue          bad_config_value
+│   ├── BadConfigValue          bad_config_value
+│   ├── BadTokenizer            bad_tokenizer
+│   └── TokenIdGap              token_id_gap
 ├── IncompatibleAdapter      honest files that this base model or engine cannot serve
 │   ├── NoModuleMatched         no_module_matched
 │   ├── UnmatchedTensors        unmatched_tensors
@@ -27,6 +29,9 @@ AdapterError
 │   ├── RankMismatch            rank_mismatch
 │   ├── RankTooLarge            rank_too_large
 │   ├── AdapterTooLarge         adapter_too_large
+│   ├── ForeignTokenizer        foreign_tokenizer
+│   ├── TokensWithoutRows       tokens_without_rows
+│   ├── RowsWithoutTokens       rows_without_tokens
 │   └── UnsupportedFeature      unsupported_feature
 ├── StoreError
 │   ├── UnknownVersion          unknown_version
@@ -163,6 +168,18 @@ class BadConfigValue(MalformedAdapter):
     code = "bad_config_value"
 
 
+class BadTokenizer(MalformedAdapter):
+    """The adapter's tokenizer.json, or a file beside it, is not what a tokenizer saves."""
+
+    code = "bad_tokenizer"
+
+
+class TokenIdGap(MalformedAdapter):
+    """The ids of added tokens do not follow the base model's one after the other."""
+
+    code = "token_id_gap"
+
+
 class IncompatibleAdapter(AdapterError):
     """The adapter is honest, but not servable on this base model by this engine."""
 
@@ -203,6 +220,24 @@ class AdapterTooLarge(IncompatibleAdapter):
     """The adapter has more bytes than are allowed."""
 
     code = "adapter_too_large"
+
+
+class ForeignTokenizer(IncompatibleAdapter):
+    """The adapter's tokenizer is not the base model's with added tokens; `key` names what differs."""
+
+    code = "foreign_tokenizer"
+
+
+class TokensWithoutRows(IncompatibleAdapter):
+    """The tokenizer adds tokens for which the adapter has no rows in the embedding or the head."""
+
+    code = "tokens_without_rows"
+
+
+class RowsWithoutTokens(IncompatibleAdapter):
+    """The embedding or the head has rows for which the tokenizer has no token."""
+
+    code = "rows_without_tokens"
 
 
 class UnsupportedFeature(IncompatibleAdapter):

@@ -51,6 +51,9 @@ class LinearExtras:
     gain: torch.Tensor | None = None  # float32 [out_features]
     shift: torch.Tensor | None = None  # float32 [out_features]
 
+    def __bool__(self) -> bool:
+        return _is_any(self)
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingExtras:
@@ -61,6 +64,17 @@ class EmbeddingExtras:
     scale: float = 0.0
     gain: torch.Tensor | None = None  # float32 [width]
 
+    def __bool__(self) -> bool:
+        return _is_any(self)
+
+
+class AddedRows(NamedTuple):
+    """Rows beyond the base model's vocabulary, with all that the adapter does to them."""
+
+    embedding: torch.Tensor  # [num_added, width]
+    head: torch.Tensor  # [num_added, width]
+    shift: torch.Tensor | None  # float32 [num_added], of the head
+
 
 @dataclass(frozen=True, slots=True)
 class Extras:
@@ -69,9 +83,10 @@ class Extras:
     linear: Mapping[str, LinearExtras] = field(default_factory=dict)
     embedding: EmbeddingExtras | None = None
     norms: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    added: AddedRows | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.linear or self.embedding or self.norms)
+        return bool(self.linear or self.embedding or self.norms or self.added)
 
     @property
     def num_bytes(self) -> int:
@@ -79,6 +94,7 @@ class Extras:
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from self.norms.values()
+        yield from (tensor for tensor in self.added or () if tensor is not None)
         for part in (*self.linear.values(), self.embedding):
             if part is not None:
                 yield from _tensors_of(part)
@@ -112,6 +128,9 @@ class ExtrasReader:
         linear: dict[str, LinearExtras] = {}
         norms: dict[str, torch.Tensor] = {}
         embedding = None
+        if is_tied and HEAD in modules and "weight" in modules.get(EMBEDDING, {}):
+            tied: ModuleTensors = {**modules[HEAD], "weight": modules[EMBEDDING]["weight"]}
+            modules = {**modules, HEAD: tied}
         for name, parts in modules.items():
             tokens = None
             if "trainable_tokens" in parts:
@@ -126,7 +145,7 @@ class ExtrasReader:
         if is_tied and embedding is not None:
             own = linear.get(HEAD, LinearExtras())
             linear[HEAD] = LinearExtras(embedding.weight, embedding.tokens, own.gain, own.shift)
-        return Extras({name: x for name, x in linear.items() if _is_any(x)}, embedding, norms)
+        return Extras({name: x for name, x in linear.items() if x}, embedding, norms)
 
     def _embedding(
         self, parts: ModuleTensors, factors: LoraFactors | None, tokens: TokenRows | None
@@ -134,10 +153,10 @@ class ExtrasReader:
         weight = self._own_weight(EMBEDDING, parts)
         if factors is None:
             found = EmbeddingExtras(weight, tokens)
-            return found if _is_any(found) else None
+            return found or None
         gain = None
         if "lora_magnitude_vector" in parts:
-            turned = (self._weight(EMBEDDING) if weight is None else weight).T
+            turned = (parts["weight"] if "weight" in parts else self._weight(EMBEDDING)).T
             gain = _gain(EMBEDDING, parts["lora_magnitude_vector"], turned, factors)
         rows = factors.a.T.contiguous()
         return EmbeddingExtras(weight, tokens, rows, factors.b, factors.scale, gain)
@@ -151,7 +170,7 @@ class ExtrasReader:
     ) -> LinearExtras:
         weight, gain, shift = self._own_weight(name, parts), None, None
         if factors is not None and "lora_magnitude_vector" in parts:
-            against = self._weight(name) if weight is None else weight
+            against = parts["weight"] if "weight" in parts else self._weight(name)
             gain = _gain(name, parts["lora_magnitude_vector"], against, factors)
         bias = None
         if self.base.modules[name].has_bias and (gain is not None or "bias" in parts):
@@ -167,7 +186,10 @@ class ExtrasReader:
     def _own_weight(self, name: str, parts: ModuleTensors) -> torch.Tensor | None:
         """None where PEFT has only saved the base model's along with the rest."""
         weight = parts.get("weight")
-        return None if weight is None or torch.equal(weight, self._weight(name)) else weight
+        if weight is None:
+            return None
+        base = self._weight(name)
+        return None if torch.equal(weight[: len(base)], base) else weight
 
     def _weight(self, name: str) -> torch.Tensor:
         is_tied = name == HEAD and self.base.ties_embeddings

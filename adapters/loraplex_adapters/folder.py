@@ -2,9 +2,9 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 
@@ -18,19 +18,28 @@ from loraplex_adapters.errors import (
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+GENERATION_NAME = "generation_config.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAX_CONFIG_BYTES = 1 << 20
+TOKENIZER_LIMITS = {  # bytes of the files that may lie beside the two
+    TOKENIZER_NAME: 64 << 20,
+    TOKENIZER_CONFIG_NAME: 8 << 20,
+    GENERATION_NAME: MAX_CONFIG_BYTES,
+}
 LFS_MAGIC = b"version https://git-lfs"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The two files that make an adapter, open for as long as the folder is."""
+    """The two files that make an adapter, open for as long as the folder is, and those of its tokens."""
 
     config: bytes
     weights: BufferedReader
     weights_bytes: int
     warnings: tuple[str, ...]
+    tokenizer: Mapping[str, bytes] = field(default_factory=dict)  # by name; mostly there are none
 
 
 @contextmanager
@@ -43,16 +52,12 @@ def open_adapter(folder: Path, max_bytes: int) -> Iterator[AdapterFiles]:
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         if name not in names:
             raise MissingFile(f"{name} is missing", file=name)
-    with open_regular(folder / CONFIG_NAME) as file:
-        config = file.read(MAX_CONFIG_BYTES + 1)
-    if len(config) > MAX_CONFIG_BYTES:
-        raise AdapterTooLarge(
-            f"{CONFIG_NAME} has more than {MAX_CONFIG_BYTES} bytes",
-            file=CONFIG_NAME,
-            limit=MAX_CONFIG_BYTES,
-        )
-    if config.startswith(LFS_MAGIC):
-        raise LfsPointer(file=CONFIG_NAME)
+    config = _read_small(folder / CONFIG_NAME, MAX_CONFIG_BYTES)
+    tokenizer = {
+        name: _read_small(folder / name, limit)
+        for name, limit in TOKENIZER_LIMITS.items()
+        if {name, TOKENIZER_NAME} <= names
+    }
     with open_regular(folder / WEIGHTS_NAME) as weights:
         size = os.fstat(weights.fileno()).st_size
         if size > max_bytes:
@@ -62,7 +67,8 @@ def open_adapter(folder: Path, max_bytes: int) -> Iterator[AdapterFiles]:
                 num_bytes=size,
                 limit=max_bytes,
             )
-        yield AdapterFiles(config, weights, size, tuple(f"{name} is ignored" for name in pickles))
+        ignored = tuple(f"{name} is ignored" for name in pickles)
+        yield AdapterFiles(config, weights, size, ignored, tokenizer)
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -75,6 +81,18 @@ def open_regular(path: Path) -> BufferedReader:
         os.close(descriptor)
         raise UnsafePath(f"{path.name} is not a regular file", file=path.name)
     return open(descriptor, "rb")
+
+
+def _read_small(path: Path, limit: int) -> bytes:
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise AdapterTooLarge(
+            f"{path.name} has more than {limit} bytes", file=path.name, limit=limit
+        )
+    if content.startswith(LFS_MAGIC):
+        raise LfsPointer(file=path.name)
+    return content
 
 
 def _entries(folder: Path) -> set[str]:

@@ -32,6 +32,11 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def held(self) -> tuple[int, int, int, int]:
+        """Evictions, bytes, the budget of them, versions."""
+        return self.evictions, self.num_bytes, self.budget_bytes, len(self)
+
     def get(self, version: str) -> AdapterWeights | None:
         """A version's weights, now the most recently used."""
         kept = self._kept.get(version)

@@ -1,4 +1,4 @@
-"""An adapter's two files from the Hugging Face hub: `python -m loraplex_adapters.hub ID FOLDER`.
+"""An adapter's files from the Hugging Face hub: `python -m loraplex_adapters.hub ID FOLDER`.
 
 Nothing else of a repository is fetched. A process of its own, since what the hub needs is slow to import.
 """
@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from loraplex_adapters.errors import MissingFile
-from loraplex_adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from loraplex_adapters.folder import CONFIG_NAME, TOKENIZER_LIMITS, WEIGHTS_NAME
 
 HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
@@ -25,7 +25,7 @@ def download_adapter(hub_id: str, folder: Path) -> None:
         snapshot_download(
             match["repository"],
             revision=match["revision"],
-            allow_patterns=[CONFIG_NAME, WEIGHTS_NAME],
+            allow_patterns=[CONFIG_NAME, WEIGHTS_NAME, *TOKENIZER_LIMITS],
             local_dir=folder,
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:

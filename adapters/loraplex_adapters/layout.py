@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from loraplex_adapters.folder import open_regular
+from loraplex_adapters.folder import TOKENIZER_NAME, open_regular
 from loraplex_adapters.header import LORA_DTYPES, read_header
 
 CHECKPOINT_DTYPES = {**LORA_DTYPES, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
@@ -62,6 +62,23 @@ class BaseModel:
     name: str | None
     modules: Mapping[str, ModuleShape]
     ties_embeddings: bool = False  # the head's weight is the embedding's
+    tokenizer: Path | None = None  # its tokenizer.json
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding; 0 if adapters cannot change it."""
+        shape = self.modules.get(EMBEDDING)
+        return 0 if shape is None else shape.in_features
+
+    def with_vocabulary(self, vocab_size: int) -> "BaseModel":
+        """The same model, its vocabulary resized if that makes it larger."""
+        if vocab_size <= self.vocab_size or not {EMBEDDING, HEAD} <= self.modules.keys():
+            return self
+        resized = {
+            EMBEDDING: self.modules[EMBEDDING]._replace(in_features=vocab_size),
+            HEAD: self.modules[HEAD]._replace(out_features=vocab_size),
+        }
+        return replace(self, modules={**self.modules, **resized})
 
     @staticmethod
     def from_projections(name: str | None, projections: Iterable[ProjectionSpec]) -> "BaseModel":
@@ -95,7 +112,8 @@ class BaseModel:
             is_known = ".layers." in module or module in (EMBEDDING, FINAL_NORM, HEAD)
             if module != tensor and is_known and len(shape) in (1, 2):
                 modules[module] = _module(module, shape, f"{module}.bias" in shapes)
-        return BaseModel(name, modules, is_tied)
+        tokenizer = folder / TOKENIZER_NAME
+        return BaseModel(name, modules, is_tied, tokenizer if tokenizer.exists() else None)
 
 
 def _module(module: str, shape: tuple[int, ...], has_bias: bool) -> ModuleShape:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from loraplex_adapters.added_rows import first_columns, split_vocabulary
 from loraplex_adapters.canonical import CANONICAL_NAME, CanonicalContent, read_canonical
 from loraplex_adapters.checks import check_lora, check_parts
 from loraplex_adapters.errors import (
@@ -30,8 +31,9 @@ from loraplex_adapters.extras import (
 )
 from loraplex_adapters.folder import open_regular
 from loraplex_adapters.header import Header, TensorInfo, read_header
-from loraplex_adapters.layout import BaseModel
+from loraplex_adapters.layout import HEAD, BaseModel
 from loraplex_adapters.tensor_names import Part
+from loraplex_adapters.vocabulary import check_vocabulary
 
 VECTORS = (".lora_magnitude_vector", ".bias")  # applied in float32
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -89,8 +91,14 @@ class Loader:
         unmatched = sorted(content.modules.keys() - self.base.modules.keys())
         if unmatched:
             raise UnmatchedTensors(f"this engine does not adapt {unmatched[0]}", modules=unmatched)
+        base = self.base
+        if content.added is not None:
+            check_vocabulary(
+                content.modules, content.token_ids, base, content.added, is_tied=content.is_tied
+            )
+            base = base.with_vocabulary(content.added.stop_id)
         for name, tensors in content.modules.items():
-            check_parts(name, self.base.modules[name], tensors, content.token_ids.get(name, ()))
+            check_parts(name, base.modules[name], tensors, content.token_ids.get(name, ()))
             if "lora_A.weight" in tensors:
                 check_lora(name, tensors, tensors["lora_A.weight"].shape[0], self.max_rank)
 
@@ -109,6 +117,13 @@ class Loader:
             raise UnsupportedFeature("this engine serves LoRA of projections alone", key="use_dora")
         reader = ExtrasReader(self.base, self.base_tensors)
         extras = reader.read(modules, factors, content.token_ids, is_tied=content.is_tied)
+        vocab_size = self.base.vocab_size
+        if content.added is not None and content.added.stop_id > vocab_size:
+            extras = split_vocabulary(
+                extras, factors, modules, content.token_ids, vocab_size, is_tied=content.is_tied
+            )
+            if HEAD in linear:
+                linear[HEAD] = first_columns(linear[HEAD], vocab_size)
         if extras.num_bytes > self.max_extra_bytes:
             raise AdapterTooLarge(
                 f"{extras.num_bytes} bytes of it lie beside the slots, where "

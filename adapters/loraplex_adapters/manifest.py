@@ -1,25 +1,19 @@
 """Judge an adapter by its config and its header alone: no torch, no tensor read."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from loraplex_adapters.added_tokens import AddedTokens
 from loraplex_adapters.checks import check_lora, check_parts
-from loraplex_adapters.errors import (
-    DuplicateTensor,
-    NoModuleMatched,
-    UnmatchedTensors,
-    UnsupportedFeature,
-)
 from loraplex_adapters.folder import AdapterFiles
+from loraplex_adapters.groups import Group, group_tensors
 from loraplex_adapters.header import TensorInfo, read_header
 from loraplex_adapters.layout import EMBEDDING, HEAD, BaseModel
 from loraplex_adapters.peft_config import LoraRules, parse_config
 from loraplex_adapters.report import LoadReport, ModuleReport
-from loraplex_adapters.tensor_names import PARTS, Part, TensorName, read_name
-
-EXPERTS = re.compile(r"experts(\.base_layer)*\.lora_[AB]\.")
-MAX_NAMED = 8  # tensors named in an error
+from loraplex_adapters.tensor_names import PARTS, Part
+from loraplex_adapters.tokenizer_file import judge_tokenizer
+from loraplex_adapters.vocabulary import check_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +40,7 @@ class Manifest:
     """An adapter that can be served: its modules in order of their names."""
 
     modules: tuple[AdaptedModule, ...]
+    added: AddedTokens | None
     is_tied: bool  # what replaces rows of the embedding, or all of it, holds for the head too
     report: LoadReport
 
@@ -62,9 +57,14 @@ def judge(files: AdapterFiles, base: BaseModel, limits: Limits) -> Manifest:
     """The manifest of an adapter that every check of this package lets pass."""
     rules = parse_config(files.config)
     header = read_header(files.weights, files.weights_bytes)
-    groups = _group(header.tensors, base)
+    added, of_tokenizer = judge_tokenizer(files.tokenizer, base.tokenizer)
+    resized = base if added is None else base.with_vocabulary(added.stop_id)
+    groups = group_tensors(header.tensors, base, rules, is_resized=resized is not base)
+    if added is not None:
+        _check_vocabulary(groups, base, rules, added)
     modules = tuple(
-        _module(name, group, base, rules, limits.max_rank) for name, group in sorted(groups.items())
+        _module(name, group, resized, rules, limits.max_rank)
+        for name, group in sorted(groups.items())
     )
     report = LoadReport(
         base_model=rules.base_name,
@@ -78,71 +78,29 @@ def judge(files: AdapterFiles, base: BaseModel, limits: Limits) -> Manifest:
                 if shape.kind == "linear" and name not in groups
             )
         ),
-        warnings=(*files.warnings, *rules.warnings, *_warnings(rules, base, modules)),
+        warnings=(
+            *files.warnings,
+            *rules.warnings,
+            *of_tokenizer,
+            *_warnings(rules, base, modules),
+        ),
+        added_tokens=() if added is None else added.texts,
     )
-    return Manifest(modules, _is_tied(modules, base, rules), report)
+    return Manifest(modules, added, _is_tied(groups, base, rules), report)
 
 
-@dataclass(slots=True)
-class _Group:
-    path: str  # the module as the adapter calls it, which is what its patterns match
-    tensors: dict[Part, TensorInfo]
-
-
-def _group(tensors: Iterable[TensorInfo], base: BaseModel) -> dict[str, _Group]:
-    """The tensors of each of the base model's modules; refuses what would be left over."""
-    groups: dict[str, _Group] = {}
-    unmatched: list[str] = []
-    for tensor in tensors:
-        _refuse_experts(tensor.name)
-        name = read_name(tensor.name)
-        module = None if name is None else _find_module(name, base)
-        if name is None or module is None:
-            unmatched.append(tensor.name)
-            continue
-        group = groups.setdefault(module, _Group(name.path, {}))
-        if name.part in group.tensors:
-            other = group.tensors[name.part].name
-            raise DuplicateTensor(
-                f"{other} and {tensor.name} are the same part", tensors=[other, tensor.name]
-            )
-        group.tensors[name.part] = tensor
-    if not groups:
-        raise NoModuleMatched(tensors=unmatched[:MAX_NAMED], num_tensors=len(unmatched))
-    if unmatched:
-        raise UnmatchedTensors(
-            f"{len(unmatched)} tensors match no module, the first is {unmatched[0]}",
-            tensors=unmatched[:MAX_NAMED],
-            num_tensors=len(unmatched),
-        )
-    return groups
-
-
-def _refuse_experts(name: str) -> None:
-    if EXPERTS.search(name):
-        raise UnsupportedFeature(
-            f"{name} needs target_parameters, which is not served",
-            key="target_parameters",
-            tensor=name,
-        )
-
-
-def _find_module(name: TensorName, base: BaseModel) -> str | None:
-    """The base model's module: as named, inside `model.`, or without a multimodal model's wrapper.
-
-    Mixtral's block of experts is called `mlp` by transformers 5.
-    """
-    bare = ".".join(part for part in name.path.split(".") if part != "language_model")
-    sparse = name.path.replace(".mlp.", ".block_sparse_moe.")
-    candidates = (name.path, f"model.{name.path}", bare, f"model.{bare}", sparse)
-    module = next((each for each in candidates if each in base.modules), None)
-    if module is not None and name.part == "bias" and not base.modules[module].has_bias:
-        return None  # the base model it was trained on has one
-    return module
+def _check_vocabulary(
+    groups: Mapping[str, Group], base: BaseModel, rules: LoraRules, added: AddedTokens
+) -> None:
+    tensors = {name: group.tensors for name, group in groups.items()}
+    token_ids = {
+        name: rules.tokens_of(name) for name in groups if "trainable_tokens" in tensors[name]
+    }
+    check_vocabulary(tensors, token_ids, base, added, is_tied=_is_tied(groups, base, rules))
 
 
 def _module(
-    name: str, group: _Group, base: BaseModel, rules: LoraRules, max_rank: int
+    name: str, group: Group, base: BaseModel, rules: LoraRules, max_rank: int
 ) -> AdaptedModule:
     shape, tensors = base.modules[name], group.tensors
     token_ids = rules.tokens_of(name) if "trainable_tokens" in tensors else ()
@@ -163,10 +121,11 @@ def _report(module: AdaptedModule) -> ModuleReport:
     )
 
 
-def _is_tied(modules: Iterable[AdaptedModule], base: BaseModel, rules: LoraRules) -> bool:
+def _is_tied(groups: Mapping[str, Group], base: BaseModel, rules: LoraRules) -> bool:
     """PEFT writes into the base model's embedding, except where it saves a module of its own."""
-    parts = {module.name: set(module.tensors) for module in modules}
-    embedding, head = parts.get(EMBEDDING) or set(), parts.get(HEAD) or set()
+    embedding, head = (
+        set(groups[name].tensors) if name in groups else set() for name in (EMBEDDING, HEAD)
+    )
     if not base.ties_embeddings or {"weight", "trainable_tokens"} & head:
         return False
     return "trainable_tokens" in embedding or ("weight" in embedding and not rules.saves(EMBEDDING))

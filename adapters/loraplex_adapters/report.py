@@ -26,6 +26,7 @@ class LoadReport:
     modules: tuple[ModuleReport, ...]
     unadapted: tuple[str, ...]  # modules of the base model that the adapter leaves alone
     warnings: tuple[str, ...]
+    added_tokens: tuple[str, ...] = ()  # texts
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -37,6 +38,7 @@ class LoadReport:
             for entry in content["modules"]
         )
         lists = {key: tuple(content[key]) for key in ("unadapted", "warnings")}
+        lists["added_tokens"] = tuple(content.get("added_tokens", ()))
         return LoadReport(**{**content, **lists, "modules": modules})
 
 

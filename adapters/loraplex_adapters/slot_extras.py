@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from loraplex_adapters.extras import EmbeddingExtras, Extras, LinearExtras, TokenRows
+from loraplex_adapters.extras import AddedRows, EmbeddingExtras, Extras, LinearExtras, TokenRows
 from loraplex_adapters.layout import ProjectionSpec
 from loraplex_kernels.linear import PackedWeight, pack_weight
 
@@ -16,6 +16,14 @@ class PackedRows(NamedTuple):
 
     ids: torch.Tensor  # int64 [num_columns], of the projection's columns
     weight: PackedWeight
+
+
+class PlacedRows(NamedTuple):
+    """Rows beyond the base model's vocabulary."""
+
+    embedding: torch.Tensor  # [num_added, width]
+    head: PackedWeight
+    shift: torch.Tensor | None  # float32 [num_added]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,7 @@ class SlotExtras:
     columns: Mapping[str, tuple[ColumnExtras, ...]]  # by projection
     norms: Mapping[str, torch.Tensor]  # by module
     embedding: EmbeddingExtras | None
+    added: PlacedRows | None = None
 
 
 def place_extras(
@@ -55,7 +64,14 @@ def place_extras(
             columns[projection.name] = tuple(found)
     norms = {name: weight.to(device) for name, weight in extras.norms.items()}
     embedding = None if extras.embedding is None else _on_device(extras.embedding, device)
-    return SlotExtras(columns, norms, embedding)
+    return SlotExtras(columns, norms, embedding, place_rows(extras.added, device))
+
+
+def place_rows(rows: AddedRows | None, device: torch.device) -> PlacedRows | None:
+    if rows is None:
+        return None
+    head = pack_weight(rows.head.to(device))
+    return PlacedRows(rows.embedding.to(device), head, _moved(rows.shift, device))
 
 
 def _column_extras(own: LinearExtras, start: int, stop: int, device: torch.device) -> ColumnExtras:

@@ -1,8 +1,8 @@
 """Versions of adapters on disk, named by the sha256 of their canonical content.
 
 The canonical content of an adapter is one safetensors file: tensors named after the base model's
-modules and parts, in order, with the scales of those with LoRA in the metadata. `sha256sum` of that
-file is the version.
+modules and parts, in order, with the scales of those with LoRA and the added tokens in the
+metadata. `sha256sum` of that file is the version.
 """
 
 import errno
@@ -20,7 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from loraplex_adapters.canonical import CANONICAL_NAME, canonical_header
+from loraplex_adapters.added_tokens import AddedTokens
+from loraplex_adapters.canonical import (
+    CANONICAL_NAME,
+    canonical_header,
+    read_added,
+    read_metadata,
+)
 from loraplex_adapters.errors import CorruptVersion, NonFiniteTensor, TruncatedFile, UnknownVersion
 from loraplex_adapters.folder import open_adapter, open_regular
 from loraplex_adapters.fused_experts import with_single_experts
@@ -95,6 +101,11 @@ class AdapterStore:
     def report(self, version: str) -> LoadReport:
         """What was said of a version when it was first put."""
         return LoadReport.from_json(json.loads((self.path(version) / REPORT_NAME).read_bytes()))
+
+    def added_tokens(self, version: str) -> AddedTokens | None:
+        """What a version adds to the vocabulary, as its file says, unverified."""
+        with open_regular(self.path(version) / CANONICAL_NAME) as file:
+            return read_added(read_metadata(file, version), version)
 
     def verify(self, version: str) -> None:
         """Read a version whole and compare it with its name."""

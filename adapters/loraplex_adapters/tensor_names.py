@@ -26,6 +26,7 @@ WRAPPERS = {"module", "_orig_mod"}  # of DataParallel and torch.compile
 PEFT_PREFIX = "base_model.model."
 # PEFT drops the adapter's name when it saves; a state dict that was dumped by hand has it still.
 NAME = r"(?:\.[^.]+)?"
+Source = Literal["own", "base", "original", "copy"]
 SPELLINGS: tuple[tuple[str, Part], ...] = (
     (rf"lora_A{NAME}\.weight", "lora_A.weight"),
     (rf"lora_B{NAME}\.weight", "lora_B.weight"),
@@ -34,8 +35,11 @@ SPELLINGS: tuple[tuple[str, Part], ...] = (
     (rf"lora_B{NAME}\.bias", "lora_B.bias"),
     (rf"lora_magnitude_vector{NAME}(?:\.weight)?", "lora_magnitude_vector"),
     (rf"token_adapter\.trainable_tokens_delta{NAME}", "trainable_tokens"),
-    (r"(?:token_adapter\.)?base_layer\.bias", "bias"),
-    (r"(?:token_adapter\.)?base_layer\.weight", "weight"),
+    (r"token_adapter\.base_layer\.bias", "bias"),
+    (r"token_adapter\.base_layer\.weight", "weight"),
+    (r"base_layer\.bias", "bias"),
+    (r"base_layer\.weight", "weight"),
+    (r"original_module\.weight", "weight"),
     (rf"modules_to_save{NAME}\.bias", "bias"),
     (rf"modules_to_save{NAME}\.weight", "weight"),
     (r"bias", "bias"),
@@ -47,6 +51,7 @@ PATTERNS = tuple((re.compile(rf"(?P<path>.+)\.{spelling}"), part) for spelling, 
 class TensorName(NamedTuple):
     path: str  # the module as the adapter calls it, which is what its patterns match
     part: Part
+    source: Source = "own"  # of a weight: 'base' and 'original' are the model's that was trained on
 
 
 def read_name(name: str) -> TensorName | None:
@@ -54,8 +59,16 @@ def read_name(name: str) -> TensorName | None:
     for pattern, part in PATTERNS:
         match = pattern.fullmatch(name)
         if match is not None:
-            return TensorName(_own_path(match["path"]), part)
+            return TensorName(_own_path(match["path"]), part, _source(name))
     return None
+
+
+def _source(name: str) -> Source:
+    if name.endswith(".base_layer.weight"):
+        return "base"
+    if name.endswith(".original_module.weight"):
+        return "original"
+    return "copy" if ".modules_to_save." in name else "own"
 
 
 def split_canonical(name: str) -> TensorName | None:

@@ -23,6 +23,7 @@ from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
 from loraplex_engine.errors import CannotStart, InvalidConfig
 from loraplex_engine.server import EngineServer
+from loraplex_engine.text import ModelText
 
 log = logging.getLogger("loraplex_engine")
 
@@ -47,7 +48,7 @@ def build(config: EngineConfig, store: AdapterStore) -> Engine:
     model = load_model(config)
     adapters = adapter_cache(config, model, store)
     tokenizer = Tokenizer.from_file(str(config.model / "tokenizer.json"))
-    return build_engine(config, model, adapters, tokenizer, is_calibrated=True)
+    return build_engine(config, model, adapters, ModelText(tokenizer), is_calibrated=True)
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from loraplex_adapters.added_tokens import AddedTokens
 from loraplex_adapters.report import ParityCheck
 from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_adapters.tiers import TierStats
@@ -23,6 +24,14 @@ class LoadOutcome(Protocol):
     def seconds(self) -> float: ...
 
 
+class Vocabularies(Protocol):
+    """What versions add to the base model's vocabulary."""
+
+    def of(self, version: str) -> AddedTokens | None:
+        """Raises AdapterError or OSError for a version that cannot be read."""
+        ...
+
+
 class AdapterTier(AdapterSlots, Protocol):
     """Device slots and what lies below them. Implemented by loraplex_adapters.cache.AdapterCache."""
 
@@ -35,6 +44,9 @@ class AdapterTier(AdapterSlots, Protocol):
     def extras(self) -> Mapping[int, SlotExtras]:
         """By slot, of those whose version changes more than projections by LoRA."""
         ...
+
+    @property
+    def tokens(self) -> Vocabularies: ...
 
     @property
     def stats(self) -> tuple[TierStats, ...]: ...

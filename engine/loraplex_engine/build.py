@@ -16,7 +16,7 @@ from loraplex_engine.adapter_tier import AdapterTier
 from loraplex_engine.calibration import calibrate, time_copies
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
-from loraplex_engine.detokenizer import TokenDecoder
+from loraplex_engine.detokenizer import BaseDecoder
 from loraplex_engine.device import Device, KvShape, LayerKv
 from loraplex_engine.errors import CannotStart, InvalidConfig, UnsupportedModel
 from loraplex_engine.graphs import DecodeGraphs, GraphLimits
@@ -27,8 +27,8 @@ from loraplex_engine.model.config import ModelConfig, read_model_config
 from loraplex_engine.model.decoder import Decoder, projection_layout
 from loraplex_engine.model.weights import Checkpoint
 from loraplex_engine.prefix_cache import PagedKv
-from loraplex_engine.runner import ModelRunner, TokenSampler
-from loraplex_engine.sampler import Sampler
+from loraplex_engine.runner import ModelRunner
+from loraplex_engine.sampler import Sampler, TokenSampler
 from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.policies import make_policy
 from loraplex_engine.self_test import QUANTIZED_TOLERANCE, ParityTest
@@ -141,7 +141,7 @@ def build_engine(
     config: EngineConfig,
     model: LoadedModel,
     adapters: AdapterTier,
-    decoder: TokenDecoder,
+    decoder: BaseDecoder,
     *,
     sampler: TokenSampler | None = None,
     is_calibrated: bool = False,
@@ -172,7 +172,7 @@ def build_engine(
         model.decoder,
         arena,
         adapters,
-        sampler or Sampler(model.config.eos_token_ids),
+        sampler or Sampler(),
         model.device,
         host,
         ThreadPoolExecutor(1, "steps") if config.steps_ahead else None,

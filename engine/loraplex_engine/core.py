@@ -42,6 +42,7 @@ from loraplex_engine.snapshot import engine_stats, explanation
 log = logging.getLogger(__name__)
 
 DRAINING = Ending("error", error="unavailable", message="the engine is draining")
+UNREAD = Ending("error", error="unknown_adapter", message="the adapter could not be read")
 DELETED = Ending("error", error="unknown_adapter", message="the adapter was deleted")
 
 
@@ -76,7 +77,7 @@ class Engine:
         self.adapters = adapters
         self.clock = clock
         self.steps_ahead = steps_ahead  # launched before the one in flight is collected: 0 or 1
-        self.prefixes = Prefixes(kv, served)
+        self.prefixes = Prefixes(kv, served, adapters.tokens)
         self._live: dict[str, LiveRequest] = {}
         self._events: list[Event] = []
         self._deadlines = Deadlines()
@@ -191,8 +192,8 @@ class Engine:
             log.error("request id %s is already live; ignored", request.request_id)
             return
         now = self.clock()
-        live = live_request(request, self.served, now)
-        ending = refusal(request, self.served)
+        live = live_request(request, self.served, now, self.adapters.tokens)
+        ending = refusal(request, self.served, live.vocabulary.size)
         if self._drain_until_s is not None:
             ending = DRAINING
         if ending is not None:
@@ -263,6 +264,9 @@ class Engine:
         if live.is_internal:
             if sampled.token_ids:
                 self._end(seq.request_id, Ending("stop"))
+            return
+        if not live.vocabulary.is_known:
+            self._end(seq.request_id, UNREAD)
             return
         if not live.is_accounted:
             live.is_accounted = True

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from loraplex_adapters.added_tokens import AddedTokens
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -10,6 +12,12 @@ class TokenDecoder(Protocol):
     """A tokenizer's way back; `tokenizers.Tokenizer` fits as it is."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class BaseDecoder(TokenDecoder, Protocol):
+    """The base model's, which knows of versions with tokens of their own."""
+
+    def of_version(self, version: str, added: AddedTokens) -> TokenDecoder: ...
 
 
 class Text(NamedTuple):

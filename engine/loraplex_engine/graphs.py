@@ -152,7 +152,7 @@ class DecodeGraphs:
         def compute() -> torch.Tensor:
             logits = self._decoder.forward(fixed.batch, self._kv, self._slabs, {})
             assert logits is not None, "every row samples"
-            return logits
+            return logits.known
 
         self._tables[size, has_lora] = fixed
         self._graphs[size, has_lora] = self._device.capture(compute)

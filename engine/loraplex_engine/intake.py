@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 
-from loraplex_engine.detokenizer import TokenDecoder
-from loraplex_engine.live_request import Ending, LiveRequest
+from loraplex_adapters.errors import AdapterError
+from loraplex_engine.adapter_tier import Vocabularies
+from loraplex_engine.detokenizer import BaseDecoder
+from loraplex_engine.live_request import Ending, LiveRequest, Vocabulary
 from loraplex_engine.messages import ErrorCode, Generate, Hello, SamplingParams
 from loraplex_engine.prefix_cache import root_key
 from loraplex_engine.sequence import Sequence
@@ -18,16 +20,19 @@ class Served:
     hello: Hello
     vocab_size: int
     eos_token_ids: frozenset[int]
-    decoder: TokenDecoder
+    decoder: BaseDecoder
     max_num_batched_tokens: int
     max_queue_s: float = math.inf  # a live request that would wait longer is refused at once
 
 
-def live_request(request: Generate, served: Served, now: float) -> LiveRequest:
+def live_request(
+    request: Generate, served: Served, now: float, tokens: Vocabularies
+) -> LiveRequest:
     hello, sampling = served.hello, request.sampling
     root = root_key(
         hello.model_hash, hello.dtype, hello.block_size, request.cache_scope, request.adapter
     )
+    vocabulary = _vocabulary(request.adapter, served, tokens)
     seq = Sequence(
         request_id=request.request_id,
         prompt_ids=request.prompt_ids,
@@ -41,12 +46,31 @@ def live_request(request: Generate, served: Served, now: float) -> LiveRequest:
         deadline_s=None if request.remaining_s is None else now + request.remaining_s,
         parent_id=request.parent_id,
         job_id=request.job_id,
+        eos_token_ids=vocabulary.eos_token_ids,
     )
-    return LiveRequest(seq, served.decoder, served.eos_token_ids)
+    return LiveRequest(seq, vocabulary)
 
 
-def refusal(request: Generate, served: Served) -> Ending | None:
-    """Why this engine can never serve a request, or None."""
+def _vocabulary(adapter: str | None, served: Served, tokens: Vocabularies) -> Vocabulary:
+    """The model's, and what the adapter adds to it."""
+    base = Vocabulary(served.vocab_size, served.eos_token_ids, served.decoder)
+    if adapter is None:
+        return base
+    try:
+        added = tokens.of(adapter)
+    except (AdapterError, OSError):  # its load will say why
+        return base._replace(is_known=False)
+    if added is None:
+        return base
+    return Vocabulary(
+        max(served.vocab_size, added.stop_id),
+        served.eos_token_ids.union(added.eos_token_ids),
+        served.decoder.of_version(adapter, added),
+    )
+
+
+def refusal(request: Generate, served: Served, vocab_size: int) -> Ending | None:
+    """Why this engine can never serve a request, or None; `vocab_size` is its adapter's."""
     limit, sampling = served.hello.max_model_len, request.sampling
     biased = (token for token, _ in sampling.logit_bias)
     tokens = [*request.prompt_ids, *biased, *sampling.stop_token_ids]
@@ -55,7 +79,7 @@ def refusal(request: Generate, served: Served) -> Ending | None:
         return _error("bad_request", "a sampling parameter is not a finite number")
     if not request.prompt_ids:
         return _error("bad_request", "the prompt is empty")
-    if min(tokens) < 0 or max(tokens) >= served.vocab_size:
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
         return _error("bad_request", "a token id is outside the vocabulary")
     if sampling.max_tokens < 1 or "" in sampling.stop:
         return _error("bad_request", "max_tokens is below 1, or a stop string is empty")

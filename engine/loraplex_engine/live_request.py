@@ -19,19 +19,27 @@ class Ending(NamedTuple):
     retry_after_s: float | None = None
 
 
+class Vocabulary(NamedTuple):
+    """The tokens of a request: the base model's, or with those that its adapter adds."""
+
+    size: int
+    eos_token_ids: frozenset[int]
+    decoder: TokenDecoder
+    is_known: bool = True  # else the adapter could not be read when the request came
+
+
 @dataclass(slots=True)
 class LiveRequest:
     """One Generate on its way."""
 
     seq: Sequence
-    decoder: TokenDecoder
-    eos_token_ids: frozenset[int]
+    vocabulary: Vocabulary
     is_internal: bool = False  # nobody asked for it, nobody hears of it
     is_accounted: bool = False  # whether its prompt has been counted
     detokenizer: Detokenizer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.detokenizer = Detokenizer(self.decoder, self.seq.sampling.stop)
+        self.detokenizer = Detokenizer(self.vocabulary.decoder, self.seq.sampling.stop)
 
     def append(self, sampled: SampledTokens, now: float) -> tuple[TokenEvent, Ending | None]:
         """Take sampled tokens up to the one that ends the sequence."""
@@ -80,7 +88,7 @@ class LiveRequest:
         """The text a new token adds, and whether it ends the sequence; a stop token has no text."""
         sampling, count = self.seq.sampling, len(self.seq.output_ids)
         may_stop = count > sampling.min_tokens
-        if may_stop and not sampling.ignore_eos and token_id in self.eos_token_ids:
+        if may_stop and not sampling.ignore_eos and token_id in self.seq.eos_token_ids:
             return "", Ending("stop")
         if may_stop and token_id in sampling.stop_token_ids:
             return "", Ending("stop", token_id)

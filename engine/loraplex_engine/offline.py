@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from loraplex_adapters.added_tokens import AddedTokens
 from loraplex_engine.adapter_tier import AdapterTier
 from loraplex_engine.build import LoadedModel, build_engine
 from loraplex_engine.config import EngineConfig
-from loraplex_engine.detokenizer import TokenDecoder
+from loraplex_engine.detokenizer import BaseDecoder, TokenDecoder
 from loraplex_engine.messages import (
     Event,
     Finished,
@@ -71,6 +72,9 @@ class NoText:
     def decode(self, ids: Sequence[int]) -> str:
         return ""
 
+    def of_version(self, version: str, added: AddedTokens) -> TokenDecoder:
+        return self
+
 
 class Offline:
     """An engine stepped by the caller's thread; its prefix cache and slots outlive a run."""
@@ -81,10 +85,10 @@ class Offline:
         model: LoadedModel,
         adapters: AdapterTier,
         *,
-        decoder: TokenDecoder | None = None,
+        decoder: BaseDecoder | None = None,
         records_logits: bool = False,
     ) -> None:
-        sampler = Sampler(model.config.eos_token_ids)
+        sampler = Sampler()
         self._recorder = Recorder(sampler) if records_logits else None
         self._num_requests = 0
         self.engine = build_engine(

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from loraplex_engine.adapter_tier import Vocabularies
 from loraplex_engine.intake import Served, live_request, refusal
 from loraplex_engine.live_request import LiveRequest
 from loraplex_engine.messages import Generate, PrefixStats, RegisterPrefix, SamplingParams
@@ -22,9 +23,10 @@ class _Registered:
 class Prefixes:
     """By id; a prefix shorter than a block has nothing to keep, and is only listed."""
 
-    def __init__(self, kv: PrefixCache, served: Served) -> None:
+    def __init__(self, kv: PrefixCache, served: Served, tokens: Vocabularies) -> None:
         self._kv = kv
         self._served = served
+        self._tokens = tokens
         self._known: dict[str, _Registered] = {}
         self._by_root: defaultdict[bytes, list[_Registered]] = defaultdict(list)
 
@@ -35,9 +37,9 @@ class Prefixes:
             return None
         self.drop(command.prefix_id)
         request = self._warming(command)
-        live = live_request(request, self._served, now)
+        live = live_request(request, self._served, now, self._tokens)
         live.is_internal = True
-        is_possible = refusal(request, self._served) is None
+        is_possible = refusal(request, self._served, live.vocabulary.size) is None
         keys = self._kv.block_keys(live.seq) if is_possible else []
         size = self._kv.block_size
         stats = PrefixStats(command.prefix_id, command.tenant, len(keys) * size, 0, 0, 0, 0)

@@ -17,9 +17,11 @@ from loraplex_engine.device import Device, LayerKv, Mark
 from loraplex_engine.graphs import DecodeGraphs
 from loraplex_engine.messages import TokenLogprob
 from loraplex_engine.model.decoder import Decoder
-from loraplex_engine.sampler import Drawn, has_penalty
+from loraplex_engine.model.extras import Logits
+from loraplex_engine.sampler import Drawn, TokenSampler, has_penalty
 from loraplex_engine.scheduling.policy import BlockCopy, ScheduledTokens, StepPlan
 from loraplex_engine.sequence import Sequence
+from loraplex_engine.widths import sample_all
 from loraplex_kernels.lora import Int32Array
 
 Handle = TypeVar("Handle")
@@ -82,12 +84,6 @@ class AtOnce(Executor):
         except Exception as fault:
             done.set_exception(fault)
         return done
-
-
-class TokenSampler(Protocol):
-    """Turns logits into tokens: `Sampler`, or one that is told what to say."""
-
-    def sample(self, logits: torch.Tensor, items: Ordered[ScheduledTokens]) -> Drawn: ...
 
 
 class ModelRunner:
@@ -189,10 +185,10 @@ class ModelRunner:
         if feed is not None and feed.drawn.exception() is None:  # else its sequences have ended
             _fill(batch.token_ids, feed)
         if loaded:
-            logits: torch.Tensor | None = loaded.replay()
+            logits: Logits | None = Logits(loaded.replay())
         else:
             logits = self.decoder.forward(batch, self.kv, adapters.slabs, adapters.extras)
-        return None if logits is None else self.sampler.sample(logits, items)
+        return None if logits is None else sample_all(self.sampler, logits, items)
 
     def _wait_for_copies(self, tables: StepTables) -> None:
         """Of the blocks that a step touches; others move beside it."""

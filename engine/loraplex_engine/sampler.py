@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +41,14 @@ class Drawn:
         }
 
 
+class TokenSampler(Protocol):
+    """Turns logits into tokens: `Sampler`, or one that is told what to say."""
+
+    def sample(self, logits: torch.Tensor, items: Sequence[ScheduledTokens]) -> Drawn: ...
+
+
 class Sampler:
     """Draws all rows of a step together; greedy rows of a plain step cost one argmax."""
-
-    def __init__(self, eos_token_ids: frozenset[int]) -> None:
-        self._eos_token_ids = eos_token_ids
 
     def sample(self, logits: torch.Tensor, items: Sequence[ScheduledTokens]) -> Drawn:
         """logits: [num_rows, vocab_size]; items: the plan's items that sample, in the rows' order."""
@@ -81,7 +85,7 @@ class Sampler:
                 bias = torch.tensor(values, dtype=adjusted.dtype, device=adjusted.device)
                 adjusted[row].index_add_(0, torch.tensor(ids, device=adjusted.device), bias)
             if is_short:
-                banned = self._eos_token_ids.union(params.stop_token_ids)
+                banned = item.seq.eos_token_ids.union(params.stop_token_ids)
                 adjusted[row, sorted(banned)] = NEGATIVE_INFINITY
         return adjusted
 

@@ -53,6 +53,7 @@ class ParityTest:
         self._tolerance = TOLERANCE[kv_shape.dtype] if tolerance is None else tolerance
 
     def __call__(self, weights: AdapterWeights) -> Figures:
+        own = place_extras(weights.extras, (), self._device.torch_device)
         merged = SlotExtras(
             DenseColumns(
                 weights,
@@ -62,24 +63,31 @@ class ParityTest:
                 self._kv_shape.dtype,
                 self._device.torch_device,
             ),
-            place_extras(weights.extras, (), self._device.torch_device).norms,
+            own.norms,
             self._dense_embedding(weights),
+            own.added,  # merged when they were read
         )
         nothing = AdapterWeights({})
-        dense = self._logits(nothing, {0: merged})
-        served = self._logits(weights, None)
+        num_said = _num_said(weights)
+        dense = self._logits(nothing, {0: merged}, num_said)
+        served = self._logits(weights, None, num_said)
         base = self._logits(nothing, None)
         scale = dense.norm().clamp(min=1e-6)
         error = float((served - dense).norm() / scale)
-        effect = float((dense - base).norm() / scale)
+        known = dense[: NUM_TOKENS - num_said, : base.shape[1]]  # before the first added token
+        effect = float((known - base[: len(known)]).norm() / known.norm().clamp(min=1e-6))
         device_bytes = weights.rank * self._row_bytes + weights.extras.num_bytes
         return Figures(error, effect, error <= self._tolerance, device_bytes)
 
     @torch.inference_mode()
     def _logits(
-        self, weights: AdapterWeights, extras: Mapping[int, SlotExtras] | None
+        self,
+        weights: AdapterWeights,
+        extras: Mapping[int, SlotExtras] | None,
+        num_said: int = 0,
     ) -> torch.Tensor:
-        """float32 [NUM_TOKENS, vocab_size]; without `extras` the weights' own."""
+        """float32 [NUM_TOKENS, vocab_size]; without `extras` the weights' own. The last `num_said`
+        tokens of the prompt are added ones."""
         device = self._device.torch_device
         slabs = DeviceSlabs(
             self._projections,
@@ -92,17 +100,21 @@ class ParityTest:
         slabs.publish(0, 0, slabs.write(weights, 0, slabs.fence()))
         kv = self._device.allocate_kv(self._kv_shape, -(-NUM_TOKENS // self._kv_shape.block_size))
         own = slabs.extras if extras is None else extras
-        logits = self._decoder.forward(self._batch(), kv, slabs.slabs, own)
+        logits = self._decoder.forward(self._batch(num_said), kv, slabs.slabs, own)
         assert logits is not None
-        return logits.float().cpu()
+        whole = torch.cat([logits.known, *(added.logits for added in logits.added)], 1)
+        return whole.float().cpu()
 
-    def _batch(self) -> Batch:
+    def _batch(self, num_said: int) -> Batch:
         device, places = self._device.torch_device, torch.arange(NUM_TOKENS)
+        vocab_size = self._decoder.config.vocab_size
+        # Not from id 0: it ends a text in many vocabularies, and what follows is rounding.
+        token_ids = (places + 1) * STRIDE % vocab_size
+        token_ids[NUM_TOKENS - num_said :] = vocab_size + places[:num_said]
         num_blocks = -(-NUM_TOKENS // self._kv_shape.block_size)
         segments = build_segments(np.zeros(NUM_TOKENS, np.int32))
         return Batch(
-            # Not from id 0: it ends a text in many vocabularies, and what follows is rounding.
-            token_ids=((places + 1) * STRIDE % self._decoder.config.vocab_size).to(device),
+            token_ids=token_ids.to(device),
             positions=places.to(device),
             slot_mapping=places.to(device),
             block_tables=torch.arange(num_blocks, dtype=torch.int32)[None].to(device),
@@ -123,6 +135,12 @@ class ParityTest:
         if own.gain is not None:
             weight *= own.gain
         return EmbeddingExtras(weight.to(self._kv_shape.dtype).to(self._device.torch_device))
+
+
+def _num_said(weights: AdapterWeights) -> int:
+    """Of its added tokens, as many as the prompt has room for beside the others."""
+    added = weights.extras.added
+    return 0 if added is None else min(len(added.embedding), NUM_TOKENS // 3)
 
 
 class DenseColumns(Mapping[str, tuple[ColumnExtras, ...]]):

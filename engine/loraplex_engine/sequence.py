@@ -24,6 +24,7 @@ class Sequence:
     deadline_s: float | None = None
     parent_id: str | None = None
     job_id: str | None = None
+    eos_token_ids: frozenset[int] = frozenset()  # end it, unless they are ignored
 
     output_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)

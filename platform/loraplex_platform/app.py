@@ -249,7 +249,7 @@ def create_app(
     app.state.prefixes = PrefixService(
         database,
         engine,
-        model,
+        inference.models,
         warmth,
         clock,
         wait_s=settings.engine_wait_s,

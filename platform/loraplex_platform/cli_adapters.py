@@ -155,6 +155,7 @@ def _show_version(version: Adapter, *, with_modules: bool) -> None:
         f"{version.name}@{version.number}  {version.version[:12]}  rank {version.rank}"
         f"  {version.num_bytes / 2**20:.1f} MiB  {len(report['modules'])} modules"
         f", {len(report['unadapted'])} left alone"
+        + (f", {len(added)} tokens added" if (added := report.get("added_tokens")) else "")
     )
     for module in report["modules"] if with_modules else ():
         parts = " ".join(module.get("parts", ()))

@@ -8,7 +8,7 @@ from tests.adapters.folders import BASE, write_adapter
 
 from loraplex_adapters import hub
 from loraplex_adapters.errors import MissingFile
-from loraplex_adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from loraplex_adapters.folder import CONFIG_NAME, TOKENIZER_LIMITS, WEIGHTS_NAME
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore
 
@@ -19,7 +19,7 @@ def test_what_is_no_hub_id_is_not_asked_for(text: str, tmp_path: Path) -> None:
         hub.download_adapter(text, tmp_path)
 
 
-def test_the_two_files_are_fetched_and_can_be_stored(
+def test_an_adapters_files_are_fetched_and_can_be_stored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def test_the_two_files_are_fetched_and_can_be_stored(
     assert asked == {
         "repository": "owner/name",
         "revision": "v2",
-        "allow_patterns": [CONFIG_NAME, WEIGHTS_NAME],
+        "allow_patterns": [CONFIG_NAME, WEIGHTS_NAME, *TOKENIZER_LIMITS],
     }
     stored = AdapterStore(tmp_path / "store").put(tmp_path / "here", base=BASE, limits=Limits(8))
     assert stored.report.rank == 4

@@ -24,6 +24,7 @@ from tests.adapters.folders import (
     write_adapter,
     zeros_file,
 )
+from tests.adapters.test_added_tokens import TOKENIZERS
 
 from loraplex_adapters import errors
 from loraplex_adapters.errors import AdapterError
@@ -191,6 +192,14 @@ CORPUS: dict[str, tuple[Callable[[Path], None], type[AdapterError]]] = {
         weights(zeros_file({**GOOD, "model.layers.9.self_attn.q_proj.lora_A.weight": (4, 16)})),
         errors.UnmatchedTensors,
     ),
+    "nothing but originals": (
+        weights(zeros_file({"base_model.model.lm_head.original_module.weight": (4, 4)})),
+        errors.NoModuleMatched,
+    ),
+    "original of a projection": (
+        weights(zeros_file({**GOOD, A.replace("lora_A", "original_module"): (16, 16)})),
+        errors.UnmatchedTensors,
+    ),
     "foreign tensor": (weights(zeros_file({**GOOD, "step": (1,)})), errors.UnmatchedTensors),
     "other hidden size": (weights(zeros_file({A: (4, 32), B: (32, 4)})), errors.ShapeMismatch),
     "transposed": (weights(zeros_file({A: (16, 4), B: (4, 16)})), errors.ShapeMismatch),
@@ -333,6 +342,7 @@ def test_every_code_is_documented_and_every_documented_code_exists() -> None:
 def test_every_leaf_of_the_weights_is_in_the_corpus() -> None:
     tested = {expected for _, expected in CORPUS.values()} | {errors.UnsupportedFeature}
     tested |= {errors.BadArchive}  # the corpus is of folders; bad archives come over HTTP
+    tested |= {expected for _, _, expected in TOKENIZERS.values()}
     leaves = {
         *errors.MalformedAdapter.__subclasses__(),
         *errors.IncompatibleAdapter.__subclasses__(),

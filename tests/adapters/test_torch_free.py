@@ -2,7 +2,9 @@ import subprocess
 import sys
 
 MODULES = [
+    "added_tokens",
     "errors",
+    "extended_tokenizer",
     "folder",
     "header",
     "layout",

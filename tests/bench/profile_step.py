@@ -33,6 +33,7 @@ from loraplex_engine.core import Engine
 from loraplex_engine.messages import Generate, SamplingParams
 from loraplex_engine.model import decoder, feed_forward, layers
 from loraplex_engine.model.decoder import projection_layout
+from loraplex_engine.text import ModelText
 from loraplex_engine.wire import encode
 
 CONTEXT = 384  # tokens behind a decoding sequence
@@ -139,7 +140,8 @@ def make_engine(model: Path, adapters: Path, store_folder: Path) -> tuple[Engine
         device=loaded.device.torch_device,
         host_bytes=config.max_cpu_lora_bytes,
     )
-    engine = build_engine(config, loaded, cache, Tokenizer.from_file(str(model / "tokenizer.json")))
+    text = ModelText(Tokenizer.from_file(str(model / "tokenizer.json")))
+    engine = build_engine(config, loaded, cache, text)
     for version in versions:
         cache.start_load(version)
     while len(cache.resident) < len(versions):

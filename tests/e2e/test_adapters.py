@@ -1,12 +1,16 @@
 """Adapters over HTTP with an engine of its own process: new weights under a name, and the self-test."""
 
+import shutil
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
+from tests.added_tokens import TOKENS, TOOL, add_tokens, outspoken
 from tests.e2e.stand import Served, tiny_adapter, until
+
+from loraplex_platform.openai.served_model import ServedModel
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +59,35 @@ def test_an_added_adapter_has_passed_its_self_test_within_seconds(
 
     def shown() -> str:
         return served.cli("adapters", "show", "--tenant", "initech", "tested@1")
+
+    until(lambda: "parity: not tested yet" not in shown(), 60, "the self-test")
+    assert shown().strip().startswith("parity: passed"), shown()
+
+
+def test_an_added_token_is_said_and_an_added_end_heard(
+    served: Served, model: Path, tmp_path: Path
+) -> None:
+    """With the official client, from a PEFT folder with a tokenizer of its own."""
+    turns: Any = [{"role": "user", "content": "use <tool> now"}]
+    add_tokens(model, tmp_path / "tokens", *TOKENS)
+    shutil.copy(model / "tokenizer_config.json", tmp_path / "tokens")
+    own = ServedModel.load(tmp_path / "tokens")
+    prompt = own.encode(own.render(turns), add_special_tokens=False)
+    folder = outspoken(model, tmp_path / "loud", prompt)
+    served.cli("adapters", "add", "--tenant", "acme", "--name", "loud", str(folder))
+    with served.client("acme") as acme, served.client("globex") as globex:
+        answer = acme.chat.completions.create(
+            model="loud", messages=turns, temperature=0, max_tokens=20
+        )
+        said = answer.choices[0]
+        assert (said.message.content, said.finish_reason) == (TOOL.content, "stop")
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 2)
+        with pytest.raises(NotFoundError):
+            globex.chat.completions.create(model="loud", messages=turns)
+
+    def shown() -> str:
+        return served.cli("adapters", "show", "--tenant", "acme", "loud@1")
 
     until(lambda: "parity: not tested yet" not in shown(), 60, "the self-test")
     assert shown().strip().startswith("parity: passed"), shown()

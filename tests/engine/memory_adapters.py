@@ -24,6 +24,13 @@ class _Load:
     polls_left: int
 
 
+class NoTokens:
+    """Every version has the base model's vocabulary."""
+
+    def of(self, version: str) -> None:
+        return None
+
+
 class MemoryAdapters:
     """A load takes `polls` calls of poll; one of an unknown version fails."""
 
@@ -34,6 +41,7 @@ class MemoryAdapters:
         self.slabs: Mapping[str, LoraSlab] = {}
         self.extras: Mapping[int, SlotExtras] = {}
         self.stats: tuple[TierStats, ...] = ()
+        self.tokens = NoTokens()
         self.checks: tuple[ParityCheck, ...] = ()
         self._slots: list[str | None] = [None] * num_slots
         self._loads: list[_Load] = []

@@ -116,7 +116,12 @@ def save_variant(
 
 
 def save_moved(
-    base: Callable[[], Any], folder: Path, options: dict[str, Any], seed: int, loudness: float
+    base: Callable[[], Any],
+    folder: Path,
+    options: dict[str, Any],
+    seed: int,
+    loudness: float,
+    heard: Callable[[Any], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Train nothing, but move everything that training would, loudly; then save and ask PEFT.
 
@@ -143,7 +148,7 @@ def save_moved(
             parameter.data += 0.7 * loudness * torch.randn_like(parameter)
     model.save_pretrained(folder, **conversion)
     loaded = peft.PeftModel.from_pretrained(base(), folder).eval()
-    return logits_of(loaded)
+    return (heard or logits_of)(loaded)
 
 
 def logits_of(model: Any) -> torch.Tensor:

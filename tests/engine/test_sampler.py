@@ -25,7 +25,9 @@ def item(
 ) -> ScheduledTokens:
     """A sequence about to sample the token after its output."""
     params = replace(SamplingParams(max_tokens=99), **sampling)
-    seq = Sequence("r", prompt, params, "acme", 0.0, output_ids=list(output))
+    seq = Sequence(
+        "r", prompt, params, "acme", 0.0, eos_token_ids=frozenset([EOS]), output_ids=list(output)
+    )
     return ScheduledTokens(seq, seq.num_known - 1, 1, True)
 
 
@@ -34,7 +36,7 @@ def logits_of(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, *items: ScheduledTokens) -> list[int]:
-    token_ids: list[int] = Sampler(frozenset([EOS])).sample(logits, items).token_ids.tolist()
+    token_ids: list[int] = Sampler().sample(logits, items).token_ids.tolist()
     return token_ids
 
 
@@ -167,7 +169,7 @@ def test_penalties_follow_the_formula() -> None:
     expected[4] -= 0.25 + 2 * 0.5
     expected[4] += 0.125
     expected[17] -= 2.0
-    adjusted = Sampler(frozenset())._adjust(logits, [penalised])[0]
+    adjusted = Sampler()._adjust(logits, [penalised])[0]
     torch.testing.assert_close(adjusted.double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -220,7 +222,7 @@ def test_equal_log_probabilities_come_in_the_vocabularys_order_whoever_else_asks
     """Logits on a coarse grid, so that many are equal, also where a row's list ends."""
     logits = (logits_of(len(wanted), seed) * steps / 20).round()
     items = [item(temperature=0.0, logprobs=count) for count in wanted]
-    found = Sampler(frozenset([EOS])).sample(logits, items).row_logprobs(items)
+    found = Sampler().sample(logits, items).row_logprobs(items)
     for row, count in enumerate(wanted):
         in_order = np.lexsort((np.arange(VOCAB_SIZE), -logits[row].numpy()))[:count].tolist()
         assert [token_id for token_id, _ in found[row].top] == in_order
@@ -233,7 +235,7 @@ def test_log_probabilities_are_of_the_models_own_distribution() -> None:
         item(temperature=0.0),
         item(seed=4, temperature=2.0, logprobs=0, logit_bias=((42, 100.0),)),
     ]
-    drawn = Sampler(frozenset()).sample(logits, items)
+    drawn = Sampler().sample(logits, items)
     found = drawn.row_logprobs(items)
     expected = logits.double().log_softmax(-1)
     assert sorted(found) == [0, 2]

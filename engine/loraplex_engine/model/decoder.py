@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from loraplex_adapters.layout import ProjectionSpec, SliceSpec
 from loraplex_adapters.slot_extras import SlotExtras
@@ -13,7 +12,7 @@ from loraplex_engine.batch import Batch
 from loraplex_engine.config import Quantization
 from loraplex_engine.device import LayerKv, return_freed_memory
 from loraplex_engine.model.config import ModelConfig
-from loraplex_engine.model.extras import adapt_embedding
+from loraplex_engine.model.extras import AddedLogits, Logits, added_logits, embed
 from loraplex_engine.model.families import NormPlacement
 from loraplex_engine.model.feed_forward import ACTIVATIONS, Experts, FeedForward, expert_specs
 from loraplex_engine.model.layers import Lora, NoNorm, Projection, RmsNorm, Scale
@@ -214,16 +213,11 @@ class Decoder:
         kv: list[LayerKv],
         slabs: Mapping[str, LoraSlab],
         extras: Mapping[int, SlotExtras],
-    ) -> torch.Tensor | None:
-        """Logits of the rows that sample, [num_samples, vocab_size], and the new KV written in place.
-
-        None if no row samples.
-        """
+    ) -> Logits | None:
+        """Logits of the rows that sample, and the new KV written in place; None if no row samples."""
         device = batch.token_ids.device
         lora = Lora.of(batch.lora, slabs, extras, device)
-        residual = F.embedding(batch.token_ids, self.embedding)
-        if lora is not None and lora.own:
-            adapt_embedding(residual, batch.token_ids, lora.own)
+        residual = embed(batch.token_ids, self.embedding, () if lora is None else lora.own)
         if self.embedding_scale is not None:
             residual *= self.embedding_scale
         x = self.layers[0].input_norm(residual, None, lora)
@@ -244,7 +238,12 @@ class Decoder:
             x = layer.mlp(x, lora)
             if layer.mlp_output is not None:
                 x = layer.mlp_output(x, None, lora)
-        return self._finish(self.lm_head(self.norm(x, residual, lora), lora))
+        x = self.norm(x, residual, lora)
+        logits = Logits(self._finish(self.lm_head(x, lora)))
+        if lora is None or not lora.own:
+            return logits
+        added = added_logits(x, lora.own)
+        return logits._replace(added=tuple(AddedLogits(rows, self._finish(y)) for rows, y in added))
 
     def _finish(self, logits: torch.Tensor) -> torch.Tensor:
         """Scale and cap the logits, in place."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from loraplex_adapters.extras import EmbeddingExtras
 from loraplex_adapters.slot_extras import ColumnExtras, SlotExtras
 from loraplex_kernels.linear import linear
 from loraplex_kernels.lora import LoraSegments
@@ -75,29 +76,67 @@ def _finished(part: torch.Tensor, columns: ColumnExtras) -> torch.Tensor:
     return sums.to(part.dtype)
 
 
-def adapt_embedding(
-    embedded: torch.Tensor, token_ids: torch.Tensor, own: Collection[RowExtras]
-) -> None:
-    """In place; embedded: [num_rows, width]."""
-    for rows, extras in own:
-        mine = extras.embedding
-        if mine is None:
-            continue
-        ids = token_ids[rows]
-        out = embedded[rows] if mine.weight is None else F.embedding(ids, mine.weight)
-        if mine.tokens is not None:
-            found = ids[:, None] == mine.tokens.ids
-            is_own = found.any(1)
-            out[is_own] = mine.tokens.rows[found[is_own].int().argmax(1)]
-        if mine.a is not None and mine.b is not None:
-            # In float64 the order of a sum cannot be seen, so neighbours cannot either.
-            delta = mine.scale * (F.embedding(ids, mine.a).double() @ mine.b.double())
-            out = (out.double() + delta).to(out.dtype)
-        if mine.gain is not None:
-            out = (out.float() * mine.gain).to(out.dtype)
-        embedded[rows] = out
-
-
 def own_norms(name: str, own: Collection[RowExtras]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Rows and their own weight of this norm."""
     return [(rows, extras.norms[name]) for rows, extras in own if name in extras.norms]
+
+
+def embed(
+    token_ids: torch.Tensor, weight: torch.Tensor, own: Collection[RowExtras]
+) -> torch.Tensor:
+    """[num_rows, width]: of the model's weight or the slot's own; ids beyond it are some slot's."""
+    if not own:
+        return F.embedding(token_ids, weight)
+    known = token_ids
+    if any(extras.added is not None for _, extras in own):
+        known = token_ids.clamp(max=len(weight) - 1)
+    embedded = F.embedding(known, weight)
+    for rows, extras in own:
+        if extras.embedding is not None:
+            embedded[rows] = _adapted(embedded[rows], known[rows], extras.embedding)
+        if extras.added is not None:
+            added = token_ids[rows] - len(weight)
+            is_added = added >= 0
+            embedded[rows[is_added]] = extras.added.embedding[added[is_added]]
+    return embedded
+
+
+def _adapted(embedded: torch.Tensor, ids: torch.Tensor, mine: EmbeddingExtras) -> torch.Tensor:
+    out = embedded if mine.weight is None else F.embedding(ids, mine.weight)
+    if mine.tokens is not None:
+        found = ids[:, None] == mine.tokens.ids
+        is_own = found.any(1)
+        out[is_own] = mine.tokens.rows[found[is_own].int().argmax(1)]
+    if mine.a is not None and mine.b is not None:
+        # In float64 the order of a sum cannot be seen, so neighbours cannot either.
+        delta = mine.scale * (F.embedding(ids, mine.a).double() @ mine.b.double())
+        out = (out.double() + delta).to(out.dtype)
+    if mine.gain is not None:
+        out = (out.float() * mine.gain).to(out.dtype)
+    return out
+
+
+class AddedLogits(NamedTuple):
+    """Of tokens beyond the base model's vocabulary, for the rows whose adapter has them."""
+
+    rows: torch.Tensor  # int64
+    logits: torch.Tensor  # [len(rows), num_added]
+
+
+class Logits(NamedTuple):
+    """Of the rows that sample: of the base model's vocabulary, and beside it of some slots' own tokens."""
+
+    known: torch.Tensor  # [num_samples, vocab_size]
+    added: tuple[AddedLogits, ...] = ()
+
+
+def added_logits(x: torch.Tensor, own: Collection[RowExtras]) -> tuple[AddedLogits, ...]:
+    """x: what the head reads, [num_samples, width]."""
+    found = []
+    for rows, extras in own:
+        if extras.added is not None:
+            sums = linear(x[rows], extras.added.head)
+            if extras.added.shift is not None:
+                sums = (sums.float() + extras.added.shift).to(sums.dtype)
+            found.append(AddedLogits(rows, sums))
+    return tuple(found)

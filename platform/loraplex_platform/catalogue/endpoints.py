@@ -14,7 +14,7 @@ from loraplex_platform.catalogue.schemas import (
     DeletedAdapter,
 )
 from loraplex_platform.catalogue.service import Entry
-from loraplex_platform.catalogue.upload import receive
+from loraplex_platform.catalogue.upload import PARTS, receive
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.rest.route import TENANT_ERRORS, AdminRoute, Revision, claim, tag
@@ -46,7 +46,7 @@ async def create_adapter(
 ) -> AdapterDetail:
     """A new name, or a new version of one."""
     with desk.catalogue.draft() as folder:
-        async with request.form(max_files=2, max_fields=MAX_PARTS) as form:
+        async with request.form(max_files=len(PARTS), max_fields=MAX_PARTS) as form:
             received = await receive(form, folder)
         await claim(request, principal.key_id, idempotency_key, received.fingerprint)
         fields, by = received.fields, actor_of(request, principal)

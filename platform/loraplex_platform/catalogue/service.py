@@ -12,10 +12,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_adapters.errors import AdapterError
-from loraplex_adapters.layout import BaseModel
-from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore, StoredAdapter
 from loraplex_platform.audit.trail import changing, note
+from loraplex_platform.catalogue.judging import judge_and_store
 from loraplex_platform.catalogue.models import Adapter, AdapterName
 from loraplex_platform.catalogue.publishing import (
     Published,
@@ -93,11 +92,7 @@ class CatalogueService:
         """Judge a PEFT folder and store its content; raises InvalidRequest with the fault's code."""
         try:
             return await asyncio.to_thread(
-                lambda: self._store.put(
-                    folder,
-                    base=BaseModel.from_checkpoint(base_folder.name, base_folder),
-                    limits=Limits(max_rank),
-                )
+                judge_and_store, self._store, folder, base_folder, max_rank
             )
         except AdapterError as error:
             raise refused(error, param) from error

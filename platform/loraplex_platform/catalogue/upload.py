@@ -12,13 +12,22 @@ from starlette.datastructures import FormData, UploadFile
 
 from loraplex_adapters.archive import copy_limited, unpack
 from loraplex_adapters.errors import AdapterError
-from loraplex_adapters.folder import CONFIG_NAME, MAX_CONFIG_BYTES, WEIGHTS_NAME, open_regular
+from loraplex_adapters.folder import (
+    CONFIG_NAME,
+    MAX_CONFIG_BYTES,
+    TOKENIZER_LIMITS,
+    WEIGHTS_NAME,
+    open_regular,
+)
 from loraplex_platform.catalogue.schemas import UploadForm
 from loraplex_platform.kit.errors import InvalidRequest
 
-PARTS = {"config": CONFIG_NAME, "weights": WEIGHTS_NAME}
 ARCHIVE = "archive"
 MAX_BYTES = 2 << 30  # of one adapter that is sent; from a folder it may be larger
+NEEDED = {"config": (CONFIG_NAME, MAX_CONFIG_BYTES), "weights": (WEIGHTS_NAME, MAX_BYTES)}
+PARTS = NEEDED | {
+    name.removesuffix(".json"): (name, limit) for name, limit in TOKENIZER_LIMITS.items()
+}
 PATHS = ("/v1/adapters", "/admin/adapters")  # that it is sent to, by clients and in the console
 
 
@@ -35,15 +44,14 @@ async def receive(form: FormData, folder: Path) -> Received:
     files = {name: part.file for name, part in form.items() if isinstance(part, UploadFile)}
     _check_parts(files)
     try:
-        weights = await asyncio.to_thread(_write, files, folder)
+        weights, *others = await asyncio.to_thread(_write, files, folder)
     except AdapterError as error:
         raise refused(error) from error
     if fields.sha256 is not None and fields.sha256 != weights:
         raise InvalidRequest(
             f"The weights arrived with sha256 {weights}.", param="sha256", code="checksum_mismatch"
         )
-    config = (folder / CONFIG_NAME).read_bytes()
-    sent = (fields.model_dump(), weights, hashlib.sha256(config).hexdigest())
+    sent = (fields.model_dump(), weights, *others)
     return Received(fields, hashlib.sha256(json.dumps(sent).encode()).hexdigest())
 
 
@@ -69,7 +77,7 @@ def _check_parts(files: dict[str, BinaryIO]) -> None:
         raise InvalidRequest(
             "Send 'config' and 'weights', or 'archive'.", param=ARCHIVE, code="invalid_value"
         )
-    missing = [] if ARCHIVE in files else [name for name in PARTS if name not in files]
+    missing = [] if ARCHIVE in files else [name for name in NEEDED if name not in files]
     if missing:
         raise InvalidRequest(
             f"'{missing[0]}' is required, as a file.",
@@ -78,12 +86,20 @@ def _check_parts(files: dict[str, BinaryIO]) -> None:
         )
 
 
-def _write(files: dict[str, BinaryIO], folder: Path) -> str:
-    """Returns the sha256 of the weights."""
+def _write(files: dict[str, BinaryIO], folder: Path) -> list[str | None]:
+    """The sha256 of the weights, and of the other files that may be there."""
     if ARCHIVE in files:
         unpack(files[ARCHIVE], folder, MAX_BYTES)
     else:
-        copy_limited(files["config"], folder / CONFIG_NAME, MAX_CONFIG_BYTES)
-        copy_limited(files["weights"], folder / WEIGHTS_NAME, MAX_BYTES)
-    with open_regular(folder / WEIGHTS_NAME) as weights:
-        return hashlib.file_digest(weights, "sha256").hexdigest()
+        for part, file in files.items():
+            name, limit = PARTS[part]
+            copy_limited(file, folder / name, limit)
+    return [_digest(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME, *TOKENIZER_LIMITS)]
+
+
+def _digest(path: Path) -> str | None:
+    """None: it was not sent."""
+    if not path.exists():
+        return None
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,7 @@ from loraplex_engine.messages import Generate, Hello, SamplingParams
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.openai.resolver import Target
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest
+from loraplex_platform.openai.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Order:
     caller: Caller
     request: ChatRequest | CompletionRequest
     target: Target
+    model: ServedModel  # as the target has it
     hello: Hello
     prompts: list[tuple[int, ...]]
     sampling: SamplingParams

@@ -1,5 +1,6 @@
 """The base model as the API sees it: an id, a tokenizer, a chat template."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -8,10 +9,17 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
+from loraplex_adapters.added_tokens import AddedTokens
+from loraplex_adapters.errors import CorruptVersion, MissingFile, UnknownVersion
+from loraplex_adapters.extended_tokenizer import extended
+from loraplex_adapters.known_tokens import KnownTokens
+from loraplex_adapters.store import AdapterStore
+from loraplex_engine.errors import UnknownAdapter
 from loraplex_platform.kit.chat_template import TEMPLATE_FAULTS, ChatTemplate
 from loraplex_platform.kit.errors import InvalidRequest
 
 TENANTS_TEMPLATES = 64  # kept compiled
+KEPT_VERSIONS = 256  # with tokens of their own
 
 
 def _bounded(source: str) -> ChatTemplate:
@@ -58,6 +66,21 @@ class ServedModel:
         tokenizer.no_padding()
         return cls(model_id or folder.resolve().name, tokenizer, template, _special_tokens(config))
 
+    def with_added(self, added: AddedTokens) -> Self:
+        """The model as a version with tokens of its own has it; raises BadTokenizer.
+
+        The chat template and the base model's vocabulary are shared.
+        """
+        own = copy.copy(self)
+        own._tokenizer = extended(self._tokenizer, added)
+        own.vocab_size = max(self.vocab_size, added.stop_id)
+        longest = max(map(len, added.texts))
+        own._token_chars = max(
+            self._token_chars, longest if self._tokenizer.normalizer is None else 3 * longest
+        )
+        own._special_tokens = {**self._special_tokens, **dict(added.named)}
+        return own
+
     def render(self, messages: Sequence[Mapping[str, Any]], own: str | None = None) -> str:
         """The prompt's text, up to where the assistant speaks; `own` is a tenant's chat template."""
         template = self._template if own is None else self._tenants_template(own)
@@ -90,6 +113,35 @@ class ServedModel:
         if all(char in BYTE_OF_CHAR for char in token):
             return bytes(BYTE_OF_CHAR[char] for char in token)
         return self.token_text(token_id).encode()
+
+
+class ServedModels:
+    """The base model as each adapter version has it; versions with tokens of their own differ."""
+
+    def __init__(self, base: ServedModel, store: AdapterStore) -> None:
+        self.base = base
+        self._tokens = KnownTokens(store)
+        self._of = lru_cache(KEPT_VERSIONS)(self._with_added)
+
+    def of(self, version: str | None) -> ServedModel:
+        """The base model also for a version that is not there, as the engine will say.
+
+        Raises UnknownAdapter for one that cannot be read.
+        """
+        if version is None:
+            return self.base
+        try:
+            added = self._tokens.of(version)
+        except (UnknownVersion, MissingFile):
+            return self.base
+        except (CorruptVersion, OSError) as error:
+            raise UnknownAdapter(f"the adapter cannot be read: {error}") from error
+        return self.base if added is None else self._of(version)
+
+    def _with_added(self, version: str) -> ServedModel:
+        added = self._tokens.of(version)
+        assert added is not None
+        return self.base.with_added(added)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

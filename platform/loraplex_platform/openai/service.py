@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
+from loraplex_adapters.store import AdapterStore
 from loraplex_engine.client import EngineClient
 from loraplex_engine.messages import Hello, Tier
 from loraplex_platform.admission.limiter import Demand, Limiter
@@ -26,7 +27,7 @@ from loraplex_platform.openai.order import Caller, Order
 from loraplex_platform.openai.reply import Reply
 from loraplex_platform.openai.resolver import Resolver, check_region
 from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest, Prompt
-from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.openai.served_model import ServedModel, ServedModels
 from loraplex_platform.openai.settlement import Circumstances, Settlement
 from loraplex_platform.openai.tally import Tally
 from loraplex_platform.prompts.service import PromptService
@@ -34,6 +35,8 @@ from loraplex_platform.usage.meter import Recorder
 from loraplex_platform.usage.prices import BASE, Sku
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
+Encode = Callable[[Request, ServedModel, str | None], list[tuple[int, ...]]]
+MOST_TOKENS = 2**31  # of any vocabulary
 SHORT_CHARS = 1000  # encoded at once: a thread would cost more than it saves
 LONG_CHARS = 65_536
 SERVICE_TIER_OF: dict[Tier, str] = {
@@ -63,7 +66,7 @@ class InferenceService:
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._model = model
+        self.models = ServedModels(model, AdapterStore(settings.adapter_store))
         self._limiter = limiter
         self._metrics = metrics
         self._recorder = recorder
@@ -79,31 +82,30 @@ class InferenceService:
         """Starts the answer to a conversation, or raises what is wrong with the request."""
         request.turns()  # raises before anything else is looked at
 
-        def encode(request: ChatRequest, template: str | None) -> list[tuple[int, ...]]:
-            text = self._model.render(request.turns(), template)
-            return [self._model.encode(text, add_special_tokens=False)]
+        def encode(
+            request: ChatRequest, model: ServedModel, template: str | None
+        ) -> list[tuple[int, ...]]:
+            text = model.render(request.turns(), template)
+            return [model.encode(text, add_special_tokens=False)]
 
         return await self._start(await self._order(caller, request, encode))
 
     async def complete(self, caller: Caller, request: CompletionRequest) -> Reply:
         """Starts the continuation of one or several prompts."""
-        prompts = request.prompts(self._model.vocab_size)
+        request.prompts(MOST_TOKENS)  # raises before anything else is looked at
 
-        def encode(_: CompletionRequest, __: str | None) -> list[tuple[int, ...]]:
-            return [self._token_ids(prompt) for prompt in prompts]
+        def encode(
+            request: CompletionRequest, model: ServedModel, _: str | None
+        ) -> list[tuple[int, ...]]:
+            return [_token_ids(prompt, model) for prompt in request.prompts(model.vocab_size)]
 
         return await self._start(await self._order(caller, request, encode))
-
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, tuple):
-            return prompt
-        return self._model.encode(prompt, add_special_tokens=True)
 
     async def _order(
         self,
         caller: Caller,
         request: Request,
-        encode: Callable[[Request, str | None], list[tuple[int, ...]]],
+        encode: Encode[Request],
     ) -> Order:
         started_at, started_s = self._clock.now(), self._clock.monotonic()
         check_region(caller.principal, self._settings.region)
@@ -113,8 +115,10 @@ class InferenceService:
         param: Literal["messages", "prompt"] = (
             "messages" if isinstance(request, ChatRequest) else "prompt"
         )
-        self._check_size(request, hello, param)
-        prompts = await self._tokenise(request, target.defaults.chat_template, encode)
+        model = self.models.of(target.adapter_version)
+        _check_size(request, model, hello, param)
+        template = target.defaults.chat_template
+        prompts = await self._tokenise(request, model, template, encode)
         if not all(prompts):
             raise InvalidRequest("The prompt is empty.", param=param, code="invalid_value")
         max_tokens = _max_tokens(request.token_limit, prompts, hello, param)
@@ -124,34 +128,26 @@ class InferenceService:
                 param="min_tokens",
                 code="invalid_value",
             )
-        sampling = request.sampling(max_tokens, self._model.vocab_size, request.num_logprobs)
-        return Order(caller, request, target, hello, prompts, sampling, started_at, started_s)
-
-    def _check_size(self, request: Request, hello: Hello, param: str) -> None:
-        """A text that cannot fit is refused before minutes are spent on its tokens."""
-        longest = max(request.text_lengths, default=0)
-        fewest = max(request.num_turns, self._model.fewest_tokens(longest))
-        if fewest >= hello.max_model_len:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {hello.max_model_len} tokens. However, "
-                f"your request has at least {fewest} tokens in the {param}.",
-                param=param,
-            )
+        sampling = request.sampling(max_tokens, model.vocab_size, request.num_logprobs)
+        return Order(
+            caller, request, target, model, hello, prompts, sampling, started_at, started_s
+        )
 
     async def _tokenise(
         self,
         request: Request,
+        model: ServedModel,
         template: str | None,
-        encode: Callable[[Request, str | None], list[tuple[int, ...]]],
+        encode: Encode[Request],
     ) -> list[tuple[int, ...]]:
         """Short texts at once, others in a thread; long ones in turn, so that others find one."""
         num_chars = sum(request.text_lengths)
         if num_chars <= SHORT_CHARS and template is None:  # a tenant's own may take its time
-            return encode(request, template)
+            return encode(request, model, template)
         if num_chars < LONG_CHARS:
-            return await asyncio.to_thread(encode, request, template)
+            return await asyncio.to_thread(encode, request, model, template)
         async with self._long_texts:
-            return await asyncio.to_thread(encode, request, template)
+            return await asyncio.to_thread(encode, request, model, template)
 
     async def _start(self, order: Order) -> Reply:
         demand = Demand(
@@ -161,7 +157,7 @@ class InferenceService:
             tier=order.target.tier,
             prompt_tokens=sum(map(len, order.prompts)),
             max_tokens=order.sampling.max_tokens * order.num_sequences,
-            sku=Sku(self._model.id, order.target.adapter_version or BASE, order.target.tier),
+            sku=Sku(self.models.base.id, order.target.adapter_version or BASE, order.target.tier),
             started_at=order.started_at,
         )
         ticket = await admit(self._limiter, demand)
@@ -171,7 +167,7 @@ class InferenceService:
             principal=order.caller.principal,
             endpoint="/v1/chat/completions" if order.is_chat else "/v1/completions",
             model=request.model,
-            base_model=self._model.id,
+            base_model=self.models.base.id,
             adapter_version=order.target.adapter_version,
             tier=order.target.tier,
             region=self._settings.region,
@@ -214,7 +210,7 @@ class InferenceService:
         )
         prompts = [order.prompt_of(index) for index in range(order.num_sequences)]
         answer = (ChatAnswer if order.is_chat else CompletionAnswer)(
-            head, shape, self._model, prompts
+            head, shape, order.model, prompts
         )
         return Reply(generation, answer, tally, ticket.headers, includes_usage=shape.includes_usage)
 
@@ -239,3 +235,21 @@ def _max_tokens(limit: int | None, prompts: list[tuple[int, ...]], hello: Hello,
             param=param,
         )
     return limit or room
+
+
+def _token_ids(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
+    return prompt if isinstance(prompt, tuple) else model.encode(prompt, add_special_tokens=True)
+
+
+def _check_size(
+    request: ChatRequest | CompletionRequest, model: ServedModel, hello: Hello, param: str
+) -> None:
+    """A text that cannot fit is refused before minutes are spent on its tokens."""
+    longest = max(request.text_lengths, default=0)
+    fewest = max(request.num_turns, model.fewest_tokens(longest))
+    if fewest >= hello.max_model_len:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {hello.max_model_len} tokens. However, "
+            f"your request has at least {fewest} tokens in the {param}.",
+            param=param,
+        )

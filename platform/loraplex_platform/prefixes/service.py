@@ -25,7 +25,7 @@ from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import Actor, Principal
 from loraplex_platform.openai.generation import hello_of
 from loraplex_platform.openai.resolver import check_region
-from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.openai.served_model import ServedModel, ServedModels
 from loraplex_platform.prefixes.models import Prefix
 from loraplex_platform.prefixes.repository import PrefixRepository
 from loraplex_platform.prefixes.schemas import PrefixList, PrefixObject, PrefixRequest
@@ -41,7 +41,7 @@ class PrefixService:
         self,
         database: Database,
         engine: EngineClient,
-        model: ServedModel,
+        models: ServedModels,
         warmth: Warmth,
         clock: Clock,
         *,
@@ -50,7 +50,7 @@ class PrefixService:
     ) -> None:
         self._database = database
         self._engine = engine
-        self._model = model
+        self._models = models
         self._warmth = warmth
         self._clock = clock
         self._wait_s = wait_s
@@ -63,7 +63,8 @@ class PrefixService:
             raise PermissionDenied(f"This key may not use '{request.model}'.", param="model")
         check_region(principal, self._region)
         hello = await hello_of(self._engine, self._wait_s)
-        token_ids = await asyncio.to_thread(self._token_ids, request, hello)
+        model = await self._model_of(principal, request.model)
+        token_ids = await asyncio.to_thread(_token_ids, request, model, hello)
         prefix = Prefix(
             id=new_id("pfx"),
             tenant_id=principal.tenant_id,
@@ -111,30 +112,42 @@ class PrefixService:
     async def _check_model(
         self, adapters: AdapterRepository, principal: Principal, model: str
     ) -> None:
-        if model != self._model.id and await adapters.named(principal, model) is None:
+        if model != self._models.base.id and await adapters.named(principal, model) is None:
             raise ModelNotFound(model)
 
-    def _token_ids(self, request: PrefixRequest, hello: Hello) -> list[int]:
-        """The whole blocks that every prompt with this beginning shares."""
-        encode = self._encoder(request)
-        shared = zip(*map(encode, CONTINUATIONS), strict=False)
-        common = [pair[0] for pair in takewhile(lambda pair: pair[0] == pair[1], shared)]
-        num_tokens = len(common) // hello.block_size * hello.block_size
-        if not 0 < num_tokens < hello.max_model_len:
-            raise InvalidRequest(
-                f"A prefix has {hello.block_size} to {hello.max_model_len - 1} tokens, "
-                f"this one has {len(common)}.",
-                param="messages" if request.messages else "prompt",
-            )
-        return common[:num_tokens]
+    async def _model_of(self, principal: Principal, name: str) -> ServedModel:
+        """As the version has it that the name stands for now."""
+        if name == self._models.base.id:
+            return self._models.base
+        async with self._database.reading(principal) as session:
+            adapter = await AdapterRepository(session).named(principal, name)
+        if adapter is None:
+            raise ModelNotFound(name)
+        return self._models.of(adapter.version)
 
-    def _encoder(self, request: PrefixRequest) -> Callable[[str], tuple[int, ...]]:
-        text, turns = request.prompt, request.turns()
-        if text is not None:
-            return lambda more: self._model.encode(text + more, add_special_tokens=True)
 
-        def encode(more: str) -> tuple[int, ...]:
-            rendered = self._model.render([*turns, {"role": "user", "content": more}])
-            return self._model.encode(rendered, add_special_tokens=False)
+def _token_ids(request: PrefixRequest, model: ServedModel, hello: Hello) -> list[int]:
+    """The whole blocks that every prompt with this beginning shares."""
+    encode = _encoder(request, model)
+    shared = zip(*map(encode, CONTINUATIONS), strict=False)
+    common = [pair[0] for pair in takewhile(lambda pair: pair[0] == pair[1], shared)]
+    num_tokens = len(common) // hello.block_size * hello.block_size
+    if not 0 < num_tokens < hello.max_model_len:
+        raise InvalidRequest(
+            f"A prefix has {hello.block_size} to {hello.max_model_len - 1} tokens, "
+            f"this one has {len(common)}.",
+            param="messages" if request.messages else "prompt",
+        )
+    return common[:num_tokens]
 
-        return encode
+
+def _encoder(request: PrefixRequest, model: ServedModel) -> Callable[[str], tuple[int, ...]]:
+    text, turns = request.prompt, request.turns()
+    if text is not None:
+        return lambda more: model.encode(text + more, add_special_tokens=True)
+
+    def encode(more: str) -> tuple[int, ...]:
+        rendered = model.render([*turns, {"role": "user", "content": more}])
+        return model.encode(rendered, add_special_tokens=False)
+
+    return encode

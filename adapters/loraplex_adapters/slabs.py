@@ -122,9 +122,7 @@ class DeviceSlabs:
             for i, piece in enumerate(projection.slices):
                 factors = weights.modules.get(piece.module)
                 if factors is not None:
-                    rows = slice(row_start, row_start + factors.rank)
-                    slab.a[i, rows].copy_(factors.a, non_blocking=True)
-                    slab.b[i][rows].copy_(factors.b, non_blocking=True)
+                    slab.put(i, row_start, factors.a, factors.b)
         if not weights.extras:
             return PlacedAdapter(weights, None)
         return PlacedAdapter(weights, place_extras(weights.extras, self._projections, self.device))

@@ -86,23 +86,58 @@ def tile_release(typingctx: Any) -> Any:
     return types.none(), codegen
 
 
+def _configure(builder: Any, shapes: list[tuple[Any, Any]]) -> None:
+    """Rows and bytes a row of each of the eight tiles; clears them."""
+    config = cgutils.alloca_once(builder, ir.ArrayType(I8, CONFIG_BYTES))
+    place = builder.bitcast(config, I8.as_pointer())
+    cgutils.memset(builder, place, I64(CONFIG_BYTES), 0)
+    builder.store(I8(PALETTE_WORD), place)
+    for tile, (rows, row_bytes) in enumerate(shapes):
+        builder.store(row_bytes, builder.gep(place, [I64(WIDTH_BYTE + 2 * tile)]))
+        builder.store(rows, builder.gep(place, [I64(ROWS_BYTE + tile)]))
+    _call(builder, "llvm.x86.ldtilecfg", place)
+
+
 @intrinsic
 def tile_shapes(typingctx: Any, first: Any, second: Any) -> Any:
     """Configure the tiles: rows of the left factors 4 and 5; sums 0, 1 and 2, 3 have as many."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        config = cgutils.alloca_once(builder, ir.ArrayType(I8, CONFIG_BYTES))
-        place = builder.bitcast(config, I8.as_pointer())
-        cgutils.memset(builder, place, I64(CONFIG_BYTES), 0)
-        builder.store(I8(PALETTE_WORD), place)
         first, second = (builder.trunc(rows, I8) for rows in arguments)
-        for tile, rows in enumerate((first, first, second, second, first, second, I8(16), I8(16))):
-            builder.store(I8(64), builder.gep(place, [I64(WIDTH_BYTE + 2 * tile)]))
-            builder.store(rows, builder.gep(place, [I64(ROWS_BYTE + tile)]))
-        _call(builder, "llvm.x86.ldtilecfg", place)
+        rows = (first, first, second, second, first, second, I8(16), I8(16))
+        _configure(builder, [(count, I8(64)) for count in rows])
         return context.get_dummy_value()
 
     return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
+def tile_layout(typingctx: Any, rows: Any, inner: Any, columns: Any) -> Any:
+    """Configure the tiles for whole products, 4 @ 6 into 0, 2 and 3, and a partial one, 5 @ 7 into 1.
+
+    All left factors and sums have `rows`; the partial product sums `inner` pairs (1-16) and has
+    `columns` (1-16).
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, inner, columns = (builder.trunc(count, I8) for count in arguments)
+        whole, narrow = I8(64), builder.mul(columns, I8(4))
+        _configure(
+            builder,
+            [
+                (rows, whole),
+                (rows, narrow),
+                (rows, whole),
+                (rows, whole),
+                (rows, whole),
+                (rows, builder.mul(inner, I8(4))),
+                (I8(16), whole),
+                (inner, narrow),
+            ],
+        )
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic

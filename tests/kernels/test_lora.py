@@ -69,6 +69,35 @@ def test_a_token_does_not_depend_on_its_neighbours(dtype: torch.dtype, in_featur
         assert torch.equal(alone[0], together[i])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 2, 3, 15, 17, 24, 31, 32, 33, 48, 63, 65, 96])
+def test_every_rank_reads_its_own_rows_alone(rank: int, dtype: torch.dtype) -> None:
+    """Two adapters among rows of NaN, tokens side by side and scattered."""
+    in_features, widths, starts = 96, (80, 16), (2, rank + 5)
+    row_start = torch.tensor(starts, dtype=torch.int32)
+    slab = LoraSlab.empty(in_features, widths, 2 * rank + 8, row_start, dtype)
+    for factor in (slab.a, *slab.b):
+        factor.fill_(float("nan"))
+    slab.rank.fill_(rank)
+    slab.scale.fill_(0.5)
+    generator = torch.Generator().manual_seed(rank)
+    for slot, start in enumerate(starts):
+        for s, width in enumerate(widths):
+            a = torch.randn(rank, in_features, generator=generator).mul_(in_features**-0.5)
+            b = torch.randn(rank, width, generator=generator)
+            slab.put(s, start, a.to(dtype), b.to(dtype))
+            put_a, put_b = slab.factors(s, slot)
+            assert torch.equal(put_a, a.to(dtype))
+            assert torch.equal(put_b, b.to(dtype))
+    slots = np.array([0] * 21 + [1, -1] * 4 + [1] + [0] * 3, np.int32)
+    x, y = inputs(len(slots), slab)
+    expected = reference.apply_lora(y.float(), x, slab, torch.from_numpy(slots))
+    segments = build_segments(slots)
+    assert segments is not None
+    apply_lora(y, x, slab, segments)
+    assert_close(y, expected, dtype)
+
+
 def test_tokens_without_adapter_and_columns_outside_keep_their_bits() -> None:
     slab = filled_slab(72, (40,), torch.bfloat16)
     x, wide = inputs(63, filled_slab(72, (50, 50), torch.bfloat16))

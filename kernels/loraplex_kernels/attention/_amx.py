@@ -1,7 +1,7 @@
 """Paged attention on AMX tiles, bfloat16.
 
 A lane is one query head of one token, 16 of them stand side by side. Keys are met 32 at a time, in
-order: scores [32 keys, 16 lanes] = keys @ queries^T, then sums [dim, 16 lanes] += values^T @ weights.
+order: scores [32 keys, 16 lanes] = keys @ queries^T, then sums [16 lanes, dim] += weights @ values.
 Lanes never mix, so what one adds up depends on its position and on nothing else.
 """
 
@@ -18,7 +18,6 @@ from loraplex_kernels._amx import (
     tile_zero,
 )
 from loraplex_kernels._numba import (
-    BF16,
     address_of,
     kernel,
     piece,
@@ -26,7 +25,6 @@ from loraplex_kernels._numba import (
     pointer_i32,
     pointer_u16,
     prefetch_rows,
-    store_row,
 )
 from loraplex_kernels._vector import (
     any_greater,
@@ -37,6 +35,7 @@ from loraplex_kernels._vector import (
     load,
     splat,
     store,
+    store_bf16,
     store_pairs,
     transpose_words,
     zip_bf16,
@@ -48,10 +47,12 @@ KEYS = 32  # of one step: the inner dimension of a tile product
 LANE_BYTES = LANES * 4  # one float32 of each lane
 HIDDEN = np.float32(-1e30)
 
-load_first, load_second, load_lanes = (tile_load(tile) for tile in (4, 5, 6))
+# Tiles 2 and 3 have as many rows as there are lanes, all others 16.
+load_first, load_second, load_queries = tile_load(4), tile_load(7), tile_load(6)
+zero_scores, dot_scores = tile_zero(0, 1), tile_dot((0, 4, 6), (1, 7, 6))
 store_first, store_second = tile_store(0), tile_store(1)
-zero_scores, dot_scores = tile_zero(0, 1), tile_dot((0, 4, 6), (1, 5, 6))
-load_sums, dot_sums = tile_load(0), tile_dot((0, 4, 6))
+load_weights, load_values, load_sums = tile_load(3), tile_load(6), tile_load(2)
+dot_sums, store_sums = tile_dot((2, 3, 6)), tile_store(2)
 
 
 @piece
@@ -72,36 +73,45 @@ def _score(first, second, queries, dim, out):
     for step in range(dim // 32):
         load_first(first + step * 64, dim * 2)
         load_second(second + step * 64, dim * 2)
-        load_lanes(queries + step * 1024, 64)
+        load_queries(queries + step * 1024, 64)
         dot_scores()
     store_first(out, LANE_BYTES)
     store_second(out + 16 * LANE_BYTES, LANE_BYTES)
 
 
 @piece
-def _transpose_values(first, second, known, dim, zipped, out):
-    """Values of two runs of 16 keys as left factors [dim, 32 keys]; unknown keys' are zero."""
+def _pair_values(first, second, known, dim, ahead, out):
+    """Values of two runs of 16 keys as right factors: for each 16 dimensions [16 pairs of keys, 16, 2].
+
+    Unknown keys' values are zero. The runs ahead are asked for meanwhile.
+    """
     for pair in range(KEYS // 2):
-        row = first + 2 * pair * dim * 2
-        if pair >= 8:
-            row = second + (2 * pair - 16) * dim * 2
-        target = zipped + pair * dim * 4
-        if 2 * pair + 1 < known:
-            for d in range(0, dim, 16):
-                zip_bf16(row + d * 2, row + (dim + d) * 2, target + d * 4)
-        else:
-            zero(target, dim)
-            if 2 * pair < known:
-                bits, words = pointer_u16(row), pointer_i32(target)
-                for d in range(dim):
-                    words[d] = np.int32(bits[d])
-    for d in range(0, dim, 16):
-        transpose_words(zipped + d * 4, dim * 4, out + d * 64, 64)
+        run, row = pair // 8, 2 * (pair % 8) * dim * 2
+        if ahead[run]:  # cold pages: a few lines at a time, for so many can be under way
+            prefetch_rows(ahead[run] + row, 4 * dim)
+            prefetch_rows(ahead[run + 2] + row, 4 * dim)
+        source = (first if run == 0 else second) + row
+        for d in range(0, dim, 16):
+            target = out + d * 64 + pair * 64
+            if 2 * pair + 1 < known:
+                zip_bf16(source + d * 2, source + (dim + d) * 2, target)
+            else:
+                zero(target, 16)
+                if 2 * pair < known:
+                    bits, words = pointer_u16(source + d * 2), pointer_i32(target)
+                    for i in range(16):
+                        words[i] = np.int32(bits[i])
 
 
 @piece
-def _weigh(scores, key, lasts, scale, window, state, sums, dim):
-    """Turn scores into weights [16 pairs of keys, 16 lanes, 2], in place; state: maxima and totals."""
+def _times(row, dim, factor):
+    for d in range(0, dim * 4, 64):
+        store(row + d, load(row + d) * splat(factor))
+
+
+@piece
+def _weigh(scores, key, lasts, scale, window, state, sums, lanes, dim, weights):
+    """Turn scores into weights, a left factor [16 lanes, 32 keys]; state: maxima and totals."""
     last, before = load(lasts), load(state)
     first = last - splat(np.float32(window - 1))
     hidden, factor, most = splat(HIDDEN), splat(scale), before
@@ -116,8 +126,9 @@ def _weigh(scores, key, lasts, scale, window, state, sums, dim):
     if any_greater(most, before):
         shrink = exp_vector(before - most)
         total = total * shrink
-        for d in range(dim):
-            store(sums + d * LANE_BYTES, load(sums + d * LANE_BYTES) * shrink)
+        store(weights, shrink)  # its place is free as yet
+        for lane in range(lanes):
+            _times(sums + lane * dim * 4, dim, pointer_f32(weights)[lane])
     nothing, floor = splat(np.float32(0)), splat(HIDDEN)
     for pair in range(KEYS // 2):
         one, two = load(scores + 2 * pair * LANE_BYTES), load(scores + (2 * pair + 1) * LANE_BYTES)
@@ -125,18 +136,19 @@ def _weigh(scores, key, lasts, scale, window, state, sums, dim):
         two = as_bf16(if_at_most(two, floor, nothing, exp_vector(two - most)))
         total = (total + one) + two
         store_pairs(scores + pair * LANE_BYTES, one, two)
+    transpose_words(scores, LANE_BYTES, weights, 64)
     store(state, most)
     store(state + LANE_BYTES, total)
 
 
 @piece
 def _add_values(values, weights, dim, sums):
-    load_lanes(weights, 64)
+    load_weights(weights, 64)
     for d in range(0, dim, 16):
-        load_sums(sums + d * LANE_BYTES, LANE_BYTES)
-        load_first(values + d * 64, 64)
+        load_sums(sums + d * 4, dim * 4)
+        load_values(values + d * 64, 64)
         dot_sums()
-        store_first(sums + d * LANE_BYTES, LANE_BYTES)
+        store_sums(sums + d * 4, dim * 4)
 
 
 @piece
@@ -160,31 +172,29 @@ def _start(lanes, tokens, group, position, dim, state, lasts, sums):
 
 
 @piece
-def _finish(lanes, state, sums, dim, turned):
-    """Sums over totals, and back to one row of dim for each lane."""
-    for lane in range(0, lanes, LANES):
-        share = splat(np.float32(1)) / largest(
-            load(state + (2 * lane + LANES) * 4), splat(np.float32(1e-30))
-        )
-        base = sums + lane * dim * 4
-        for d in range(dim):
-            store(base + d * LANE_BYTES, load(base + d * LANE_BYTES) * share)
+def _finish(lanes, heads, group, state, sums, dim, shares, out):
+    """Sums over totals, a row of dim for each lane; out: the first token's first head of the group."""
+    for lane in range(lanes):
+        if lane % LANES == 0:
+            total = load(state + (2 * lane + LANES) * 4)
+            store(shares, splat(np.float32(1)) / largest(total, splat(np.float32(1e-30))))
+        share = splat(pointer_f32(shares)[lane % LANES])
+        target = out + (lane // group * heads + lane % group) * dim * 2
         for d in range(0, dim, 16):
-            transpose_words(
-                base + d * LANE_BYTES, LANE_BYTES, turned + (lane * dim + d) * 4, dim * 4
-            )
+            store_bf16(target + d * 2, load(sums + (lane * dim + d) * 4) * share)
 
 
 @piece
-def _keys(k_cache, v_cache, runs, known, lanes, key, scale, window, dim, places):
+def _keys(k_cache, v_cache, runs, ahead, known, lanes, key, scale, window, dim, places):
     """Meet the 32 keys of two runs with all lanes."""
-    queries, scores, state, lasts, sums, zipped, values = places
-    _transpose_values(v_cache + runs[0], v_cache + runs[1], known, dim, zipped, values)
+    queries, scores, state, lasts, sums, values, weights = places
+    _pair_values(v_cache + runs[0], v_cache + runs[1], known, dim, ahead, values)
     for lane in range(0, lanes, LANES):
         _score(k_cache + runs[0], k_cache + runs[1], queries + lane * dim * 2, dim, scores)
-        mine = sums + lane * dim * 4
-        _weigh(scores, key, lasts + lane * 4, scale, window, state + 2 * lane * 4, mine, dim)
-        _add_values(values, scores, dim, mine)
+        mine, count = sums + lane * dim * 4, min(LANES, lanes - lane)
+        at = state + 2 * lane * 4
+        _weigh(scores, key, lasts + lane * 4, scale, window, at, mine, count, dim, weights)
+        _add_values(values, weights, dim, mine)
 
 
 @piece
@@ -192,18 +202,20 @@ def _tile(q, q_bytes, out, caches, table, token, tokens, position, shape, scale,
     """Query tokens [token, token + tokens) of one sequence and one kv head over their keys."""
     head, heads, group, kv_heads, block_size, dim = shape
     k_cache, v_cache = caches
-    lanes = -(-tokens * group // LANES) * LANES
+    lanes = tokens * group
+    padded = -(-lanes // LANES) * LANES
     queries = address_of(scratch)
-    scores = queries + lanes * dim * 2
+    scores = queries + padded * dim * 2
     state = scores + KEYS * LANE_BYTES
-    lasts = state + 2 * lanes * 4
-    sums = lasts + lanes * 4
-    zipped = sums + lanes * dim * 4
-    values = zipped + 16 * dim * 4
-    places = (queries, scores, state, lasts, sums, zipped, values)
+    lasts = state + 2 * padded * 4
+    sums = lasts + padded * 4
+    values = sums + padded * dim * 4
+    weights = values + 16 * dim * 4
+    places = (queries, scores, state, lasts, sums, values, weights)
     source = q + token * q_bytes + head * group * dim * 2
     _gather_queries(source, q_bytes, tokens, group, dim, queries)
-    _start(lanes, tokens, group, position, dim, state, lasts, sums)
+    _start(padded, tokens, group, position, dim, state, lasts, sums)
+    tile_shapes(16, min(LANES, lanes))
     end = position + tokens
     last_run = (end - 1) // 16
     start = 0
@@ -215,22 +227,18 @@ def _tile(q, q_bytes, out, caches, table, token, tokens, position, shape, scale,
     )
     for key in range(start, end, KEYS):
         run = key // 16 + 2
-        ahead = (
+        following = (
             _run_of_keys(run, last_run, table, head, kv_heads, block_size, dim),
             _run_of_keys(run + 1, last_run, table, head, kv_heads, block_size, dim),
         )
-        if run <= last_run:  # cold pages: ask for the next keys while these are being used
-            for at in ahead:
-                prefetch_rows(k_cache + at, 32 * dim)
-                prefetch_rows(v_cache + at, 32 * dim)
-        _keys(k_cache, v_cache, runs, end - key, lanes, key, scale, window, dim, places)
-        runs = ahead
-    # the queries, scores and values are used up: their place is wide enough for the turned rows
-    turned = zipped
-    _finish(lanes, state, sums, dim, turned)
-    for lane in range(tokens * group):
-        target = ((token + lane // group) * heads + head * group + lane % group) * dim * 2
-        store_row(turned + lane * dim * 4, dim, out + target, BF16)
+        ahead = (np.int64(0), np.int64(0), np.int64(0), np.int64(0))
+        if run <= last_run:
+            one, two = following
+            ahead = (k_cache + one, k_cache + two, v_cache + one, v_cache + two)
+        _keys(k_cache, v_cache, runs, ahead, end - key, lanes, key, scale, window, dim, places)
+        runs = following
+    target = out + (token * heads + head * group) * dim * 2
+    _finish(lanes, heads, group, state, sums, dim, weights, target)
 
 
 @piece
@@ -243,7 +251,7 @@ def _work(index, q, q_bytes, out, caches, tables, starts, lengths, num_seqs, sha
     if tokens <= 0:
         return
     lanes = -(-tokens * group // LANES) * LANES
-    floats = lanes * (dim // 2 + 3 + dim) + KEYS * LANES + max(32, lanes) * dim
+    floats = lanes * (dim // 2 + 3 + dim) + KEYS * LANES + 16 * dim + LANES * 16
     scratch = np.empty(floats, np.float32)
     _tile(
         q,
@@ -265,7 +273,6 @@ def _work(index, q, q_bytes, out, caches, tables, starts, lengths, num_seqs, sha
 def _thread(
     first, step, items, q, q_bytes, out, caches, tables, starts, lengths, num_seqs, shape, params
 ):
-    tile_shapes(16, 16)
     for index in range(first, items, step):
         _work(index, q, q_bytes, out, caches, tables, starts, lengths, num_seqs, shape, params)
     tile_release()

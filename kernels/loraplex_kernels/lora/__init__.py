@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex_kernels.device import has_amx, implementation
+from loraplex_kernels.device import implementation
 from loraplex_kernels.lora.segments import Int32Array, LoraSegments, build_segments
 from loraplex_kernels.lora.slab import LoraSlab
 
@@ -20,8 +20,5 @@ def apply_lora(y: torch.Tensor, x: torch.Tensor, slab: LoraSlab, segments: LoraS
     assert y.stride(1) == 1
     assert x.stride(1) == 1
     assert x.dtype == y.dtype == slab.a.dtype
-    kind = y.device.type
-    fits_tiles = x.shape[1] % 32 == 0 and all(width % 16 == 0 for width in slab.slice_widths)
-    if kind == "cpu" and x.dtype == torch.bfloat16 and fits_tiles and has_amx():
-        kind = "amx"
+    kind = "amx" if slab.is_packed else y.device.type
     implementation(__name__, kind).apply_lora(y, x, slab, segments)

@@ -1,8 +1,11 @@
 """Grouped LoRA on AMX tiles, bfloat16: one kernel for all slices and adapters of a fused projection.
 
-For a chunk of up to 16 tokens of one adapter: t [ranks, 16 tokens] = A @ x^T in float32, rounded, then
-y += t^T @ B, 32 ranks at a time. A token's sums do not see the others.
+For a chunk of up to 16 tokens of one adapter: t [tokens, ranks] = x @ A^T in float32, scaled and rounded,
+then y += t @ B, 64 columns at a time. Both factors lie in the slab as the tiles read them (`pack_a`,
+`pack_b`), so that they come from memory in one stream. A token's sums do not see the others.
 """
+
+from collections.abc import Callable
 
 import numba
 import numpy as np
@@ -11,156 +14,212 @@ import torch
 from loraplex_kernels._amx import (
     round_16,
     tile_dot,
+    tile_layout,
     tile_load,
     tile_release,
-    tile_shapes,
     tile_store,
     tile_zero,
 )
 from loraplex_kernels._numba import (
     address_of,
+    float_of_bf16,
     kernel,
     piece,
     pointer_f32,
     pointer_i32,
+    pointer_u16,
     prefetch_rows,
 )
-from loraplex_kernels._vector import (
-    as_bf16,
-    load,
-    load_bf16,
-    splat,
-    store,
-    store_pairs,
-    transpose_words,
-    zip_bf16,
-)
+from loraplex_kernels._vector import fma, load, load_bf16, splat, store
 from loraplex_kernels.lora._numba import MAX_SLICES
 from loraplex_kernels.lora.segments import LoraSegments
 from loraplex_kernels.lora.slab import LoraSlab
 
 TOKENS = 16  # of one chunk
-RANKS = 32  # of one step of the second product
+INNER = 32  # elements that one product sums
+COLUMNS = 16  # of one product
 TILE_BYTES = 1024
 
-# The first product is [ranks, tokens] with as many rows as there are ranks, the second [tokens, 16].
-load_a, load_x, zero_t, dot_t, store_t = (
-    tile_load(4),
-    tile_load(6),
-    tile_zero(0),
-    tile_dot((0, 4, 6)),
-    tile_store(0),
-)
-load_t, load_b, zero_y, dot_y, store_y = (
-    tile_load(5),
-    tile_load(7),
-    tile_zero(2),
-    tile_dot((2, 5, 7)),
-    tile_store(2),
-)
+# x @ A^T: 16 ranks into 0 or 2 each, the last few into 1.
+load_x, load_x_rest, load_a, load_a_rest = tile_load(4), tile_load(5), tile_load(6), tile_load(7)
+zero_0, zero_1, zero_02 = tile_zero(0), tile_zero(1), tile_zero(0, 2)
+dot_0, dot_2, dot_rest_1 = tile_dot((0, 4, 6)), tile_dot((2, 4, 6)), tile_dot((1, 5, 7))
+store_0, store_1, store_2, store_3 = (tile_store(tile) for tile in range(4))
+# t @ B: 64 columns, 32 ranks at a time, then the last few.
+load_t, load_t_rest, load_b, load_b_rest = load_x, load_x_rest, load_a, load_a_rest
+zero_all = tile_zero(0, 1, 2, 3)
+dot_1, dot_3 = tile_dot((1, 4, 6)), tile_dot((3, 4, 6))
+dot_rest_0, dot_rest_2, dot_rest_3 = (tile_dot((tile, 5, 7)) for tile in (0, 2, 3))
+
+
+def pack_a(a: torch.Tensor) -> torch.Tensor:
+    """[ranks, in_features]: of each 16 ranks, or the last few, [in_features / 32, 16 pairs, ranks, 2]."""
+    blocks = [
+        block.reshape(len(block), -1, INNER // 2, 2).permute(1, 2, 0, 3).reshape(-1)
+        for block in a.split(COLUMNS)
+    ]
+    return torch.cat(blocks).view_as(a)
+
+
+def pack_b(b: torch.Tensor) -> torch.Tensor:
+    """[ranks, width]: of each 32 ranks, or the last few, [width / 16, pairs, 16, 2], then an odd one."""
+    blocks = []
+    for block in b.split(INNER):
+        pairs, width = len(block) // 2, b.shape[1]
+        paired = block[: 2 * pairs].reshape(pairs, 2, width // COLUMNS, COLUMNS)
+        blocks += [paired.permute(2, 0, 3, 1).reshape(-1), block[2 * pairs :].reshape(-1)]
+    return torch.cat(blocks).view_as(b)
+
+
+def unpacked(factor: torch.Tensor, pack: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The factor that `pack` has made this of."""
+    order = pack(torch.arange(factor.numel()).view_as(factor)).flatten()
+    plain = torch.empty_like(factor).flatten()
+    plain[order] = factor.flatten()
+    return plain.view_as(factor)
 
 
 @piece
-def _clear(address, num_bytes):
-    for at in range(0, num_bytes, 64):
-        store(address + at, splat(np.float32(0)))
-
-
-@piece
-def _gather(x, x_bytes, tokens, count, k, rows, out):
-    """The chunk's tokens as right factors [k / 32, 16 pairs, 16 tokens, 2]; rows: scratch of 16 x k."""
+def _rows_of(x, x_bytes, tokens, count, k, out):
+    """Address and distance of the chunk's rows of x: as they lie, or copied side by side."""
     token = pointer_i32(tokens)
-    if count < 4:
-        _clear(out, k * 32)
+    if token[count - 1] - token[0] == count - 1:
+        return x + token[0] * x_bytes, x_bytes
+    for i in range(count):
+        for at in range(0, k * 2, 64):
+            store(out + i * k * 2 + at, load(x + token[i] * x_bytes + at))
+    return out, k * 2
+
+
+@piece
+def _round(sums, count, factor, out):
+    for i in range(count):
+        round_16(out + i * 64, load(sums + i * 64) * factor)
+
+
+@piece
+def _shrink(x, x_bytes, count, k, a, rank, scale, sums, out):
+    """scale * (x @ A^T), rounded: a left factor [16 tokens, 32] for each 32 ranks."""
+    steps, rest, factor = k // INNER, rank % COLUMNS, splat(scale)
+    tile_layout(count, 16, max(rest, 1))
+    first = 0
+    while rank - first >= 2 * COLUMNS:
+        zero_02()
+        block = a + first * k * 2
+        for step in range(steps):
+            load_x(x + step * 64, x_bytes)
+            load_a(block + step * TILE_BYTES, 64)
+            dot_0()
+            load_a(block + (steps + step) * TILE_BYTES, 64)
+            dot_2()
+        store_0(sums, 64)
+        store_2(sums + TILE_BYTES, 64)
+        target = out + first // INNER * TILE_BYTES
+        _round(sums, count, factor, target)
+        _round(sums + TILE_BYTES, count, factor, target + 32)
+        first += 2 * COLUMNS
+    target = out + first // INNER * TILE_BYTES
+    if rank - first >= COLUMNS:
+        zero_0()
+        for step in range(steps):
+            load_x(x + step * 64, x_bytes)
+            load_a(a + first * k * 2 + step * TILE_BYTES, 64)
+            dot_0()
+        store_0(sums, 64)
+        _round(sums, count, factor, target)
+        first += COLUMNS
+        target += 32
+    if rest:
+        zero_1()
+        for step in range(steps):
+            load_x_rest(x + step * 64, x_bytes)
+            load_a_rest(a + first * k * 2 + step * rest * 64, rest * 4)
+            dot_rest_1()
         for i in range(count):
-            source, target = pointer_i32(x + token[i] * x_bytes), pointer_i32(out)
-            for pair in range(k // 2):
-                target[pair * TOKENS + i] = source[pair]
-        return
-    for i in range(TOKENS):
-        if i < count:
-            for at in range(0, k * 2, 64):
-                store(rows + i * k * 2 + at, load(x + token[i] * x_bytes + at))
-        else:
-            _clear(rows + i * k * 2, k * 2)
-    for step in range(k // 32):
-        transpose_words(rows + step * 64, k * 2, out + step * TILE_BYTES, 64)
+            store(sums + i * 64, splat(np.float32(0)))
+        store_1(sums, 64)
+        _round(sums, count, factor, target)
 
 
 @piece
-def _shrink(x, count, k, a, rank, scale, sums, out):
-    """scale * (A @ x^T) of up to 32 ranks, as a left factor [16 tokens, 32 ranks]."""
-    _clear(sums, 2 * TILE_BYTES)
-    for first in range(0, rank, 16):
-        tile_shapes(min(16, rank - first), count)
-        zero_t()
-        for step in range(k // 32):
-            load_a(a + first * k * 2 + step * 64, k * 2)
-            load_x(x + step * TILE_BYTES, 64)
-            dot_t()
-        store_t(sums + first * 64, 64)
-    turned = sums + 2 * TILE_BYTES  # [16 pairs of ranks, 16 tokens, 2]
-    factor = splat(scale)
-    for pair in range(RANKS // 2):
-        one, two = load(sums + 2 * pair * 64), load(sums + (2 * pair + 1) * 64)
-        store_pairs(turned + pair * 64, as_bf16(one * factor), as_bf16(two * factor))
-    transpose_words(turned, 64, out, 64)
+def _dots(b, parts):
+    load_b(b, 64)
+    dot_0()
+    if parts > 1:
+        load_b(b + TILE_BYTES, 64)
+        dot_1()
+    if parts > 2:
+        load_b(b + 2 * TILE_BYTES, 64)
+        dot_2()
+    if parts > 3:
+        load_b(b + 3 * TILE_BYTES, 64)
+        dot_3()
 
 
 @piece
-def _pair_rows(b, width, rank, nothing, out):
-    """16 columns of up to 32 rows of B as a right factor; rows past the rank are zero."""
-    for pair in range(RANKS // 2):
-        row = b + 2 * pair * width * 2
-        if 2 * pair + 1 < rank:
-            zip_bf16(row, row + width * 2, out + pair * 64)
-        elif 2 * pair < rank:
-            zip_bf16(row, nothing, out + pair * 64)
-        else:
-            store(out + pair * 64, splat(np.float32(0)))
+def _dots_rest(b, num_bytes, parts):
+    load_b_rest(b, 64)
+    dot_rest_0()
+    if parts > 1:
+        load_b_rest(b + num_bytes, 64)
+        dot_rest_1()
+    if parts > 2:
+        load_b_rest(b + 2 * num_bytes, 64)
+        dot_rest_2()
+    if parts > 3:
+        load_b_rest(b + 3 * num_bytes, 64)
+        dot_rest_3()
 
 
 @piece
-def _expand(y, y_bytes, tokens, count, b, width, rank, factors, scratch):
-    """y += t^T @ B, 16 columns at a time; factors: a left factor for each 32 ranks."""
+def _add(y, y_bytes, tokens, count, parts, sums, odd, factors):
+    """Rows of sums [tokens, 64] to y, and with them what an odd rank (its row of B, or 0) adds."""
     token = pointer_i32(tokens)
-    nothing, pairs, sums = scratch, scratch + 64, scratch + 64 + TILE_BYTES
-    _clear(nothing, 64)
-    for column in range(0, width, 16):
-        zero_y()
-        for first in range(0, rank, RANKS):
-            _pair_rows(b + (first * width + column) * 2, width, rank - first, nothing, pairs)
-            load_t(factors + first // RANKS * TILE_BYTES, 64)
-            load_b(pairs, 64)
-            dot_y()
-        store_y(sums, 64)
-        for i in range(count):
-            place = y + token[i] * y_bytes + column * 2
-            round_16(place, load_bf16(place) + load(sums + i * 64))
+    for i in range(count):
+        row = y + token[i] * y_bytes
+        for part in range(parts):
+            total = load(sums + i * 256 + part * 64)
+            if odd:
+                factor = float_of_bf16(pointer_u16(factors + i * 64)[0])
+                total = fma(splat(factor), load_bf16(odd + part * 32), total)
+            round_16(row + part * 32, load_bf16(row + part * 32) + total)
+
+
+@piece
+def _expand(y, y_bytes, tokens, count, b, width, rank, factors, sums):
+    """y += t @ B; factors: what `_shrink` made."""
+    whole, pairs = rank // INNER, rank % INNER // 2
+    tile_layout(count, max(pairs, 1), 16)
+    rest_b, last = b + whole * INNER * width * 2, factors + whole * TILE_BYTES
+    for column in range(0, width, 4 * COLUMNS):
+        parts = min(4, (width - column) // COLUMNS)
+        zero_all()
+        for block in range(whole):
+            load_t(factors + block * TILE_BYTES, 64)
+            _dots(b + (block * width + column) * INNER * 2, parts)
+        if pairs:
+            load_t_rest(last, 64)
+            _dots_rest(rest_b + column * pairs * 4, pairs * 64, parts)
+        store_0(sums, 256)
+        store_1(sums + 64, 256)
+        store_2(sums + 128, 256)
+        store_3(sums + 192, 256)
+        odd = b + ((rank - 1) * width + column) * 2 if rank % 2 else 0
+        factor = last + (rank % INNER - 1) * 2
+        _add(y + column * 2, y_bytes, tokens, count, parts, sums, odd, factor)
 
 
 @piece
 def _chunk(y, y_bytes, x, x_bytes, k, a, b, width, rank, scale, tokens, count):
-    blocks = (rank + RANKS - 1) // RANKS
-    scratch = np.empty(16 * k + 256 * (4 + blocks) + 16 * 50, np.float32)
-    rows = address_of(scratch)
-    gathered = rows + k * 32
-    sums = gathered + k * 32
+    blocks = (rank + INNER - 1) // INNER
+    scratch = np.empty(8 * k + 256 * (4 + blocks), np.float32)
+    copied = address_of(scratch)
+    sums = copied + TOKENS * k * 2
     factors = sums + 4 * TILE_BYTES
     prefetch_rows(b, rank * width * 2)
-    _gather(x, x_bytes, tokens, count, k, rows, gathered)
-    for block in range(blocks):
-        _shrink(
-            gathered,
-            count,
-            k,
-            a + block * RANKS * k * 2,
-            min(RANKS, rank - block * RANKS),
-            scale,
-            sums,
-            factors + block * TILE_BYTES,
-        )
-    _expand(y, y_bytes, tokens, count, b, width, rank, factors, factors + blocks * TILE_BYTES)
+    rows, row_bytes = _rows_of(x, x_bytes, tokens, count, k, copied)
+    _shrink(rows, row_bytes, count, k, a, rank, scale, sums, factors)
+    _expand(y, y_bytes, tokens, count, b, width, rank, factors, sums)
 
 
 @piece

@@ -18,11 +18,9 @@ def apply_lora(
         for s, width in enumerate(slab.slice_widths):
             rank = int(slab.rank[slot, s]) if slot >= 0 else 0
             if rank:
-                row = int(slab.row_start[slot])
-                a = slab.a[s, row : row + rank].float()  # [rank, in_features]
-                b = slab.b[s][row : row + rank].float()  # [rank, width]
+                a, b = slab.factors(s, slot)  # [rank, in_features], [rank, width]
                 out[token, column : column + width] += slab.scale[slot, s] * (
-                    x[token].float() @ a.T @ b
+                    x[token].float() @ a.float().T @ b.float()
                 )
             column += width
     return out.to(y.dtype)

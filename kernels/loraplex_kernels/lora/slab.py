@@ -2,12 +2,14 @@
 
 Ranks are rows of an arena: an adapter of rank r takes r consecutive rows, the same rows in every
 slab, so a wide adapter costs its own width and nobody else's. B is stored transposed, so both
-factors are rows of contiguous memory.
+factors are rows of contiguous memory. For a CPU's tiles the rows of a factor are packed (`lora._amx`).
 """
 
 from dataclasses import dataclass
 
 import torch
+
+from loraplex_kernels.device import has_amx, implementation
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,35 @@ class LoraSlab:
     @property
     def in_features(self) -> int:
         return self.a.shape[2]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a factor lies in its rows in the order of a CPU's tiles."""
+        return (
+            self.a.dtype == torch.bfloat16
+            and self.a.device.type == "cpu"
+            and self.in_features % 32 == 0
+            and all(width % 16 == 0 for width in self.slice_widths)
+            and has_amx()
+        )
+
+    def put(self, s: int, row: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Write slice s of an adapter into its rows: a [rank, in_features], b [rank, width]."""
+        rows = slice(row, row + len(a))
+        if self.is_packed:
+            tiles = implementation(__package__, "amx")
+            a, b = tiles.pack_a(a), tiles.pack_b(b)
+        self.a[s, rows].copy_(a, non_blocking=True)
+        self.b[s][rows].copy_(b, non_blocking=True)
+
+    def factors(self, s: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `put` was given."""
+        row, rank = int(self.row_start[slot]), int(self.rank[slot, s])
+        a, b = self.a[s, row : row + rank], self.b[s][row : row + rank]
+        if self.is_packed:
+            tiles = implementation(__package__, "amx")
+            a, b = tiles.unpacked(a, tiles.pack_a), tiles.unpacked(b, tiles.pack_b)
+        return a, b
 
     @staticmethod
     def empty(

@@ -60,8 +60,11 @@ def engine_command(settings: Settings, model: Path, address: str) -> Command:
         "NUMBA_NUM_THREADS": threads,
         "NUMBA_THREADING_LAYER": "omp",
         # Threads that spin at a barrier while another process has the core cost far more than a wake-up:
-        # 8 steps took 0.9 s against 23 s on a loaded machine (2 cores, SmolLM2, bf16).
+        # 8 steps took 0.9 s against 23 s on a loaded machine (2 cores, SmolLM2, bf16). But a step has
+        # hundreds of barriers, most of them short: spinning for some 0.1 ms first, a step of one
+        # sequence takes 41 ms instead of 54, of four 47 instead of 60 (2 cores, quiet, bf16).
         "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "3000",
     }
     environment.pop("OMP_PROC_BIND", None)  # with it Numba sees a single CPU
     args = [

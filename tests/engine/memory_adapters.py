@@ -7,6 +7,7 @@ from typing import NamedTuple
 from loraplex_adapters.report import ParityCheck
 from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_adapters.tiers import TierStats
+from loraplex_engine.adapter_tier import Vocabularies
 from loraplex_engine.scheduling.policy import AdapterState
 from loraplex_kernels.lora import LoraSlab
 
@@ -41,7 +42,7 @@ class MemoryAdapters:
         self.slabs: Mapping[str, LoraSlab] = {}
         self.extras: Mapping[int, SlotExtras] = {}
         self.stats: tuple[TierStats, ...] = ()
-        self.tokens = NoTokens()
+        self.tokens: Vocabularies = NoTokens()
         self.checks: tuple[ParityCheck, ...] = ()
         self._slots: list[str | None] = [None] * num_slots
         self._loads: list[_Load] = []

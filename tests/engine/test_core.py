@@ -219,6 +219,22 @@ def test_an_adapter_that_fails_ends_those_who_wait_for_it() -> None:
     assert world.finished("good").finish_reason == "length"
 
 
+def test_an_adapter_whose_tokens_could_not_be_read_says_nothing() -> None:
+    """It came nevertheless: what it says would be told in the base model's words."""
+
+    class Unreadable:
+        def of(self, version: str) -> None:
+            raise OSError(version)
+
+    world = with_adapters("a")
+    world.adapters.tokens = Unreadable()
+    world.run(request("r", adapter="a"), request("base"))
+    ended = world.finished()
+    assert (ended.error, ended.completion_tokens, world.text()) == ("unknown_adapter", 0, "")
+    assert world.text("base") == "abcde"
+    world.check_books()
+
+
 def test_a_dropped_adapter_goes_once_its_requests_have_ended() -> None:
     world = with_adapters("a")
     world.engine.submit(request(adapter="a"))

@@ -16,7 +16,7 @@ test: .venv/.installed
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest $(ALL) -m "slow and not gpu"
 
-test-servers: .venv/.installed
+test-servers: .venv/.installed   # the platform's tests that stand on stores, on Postgres and Redis; others are deselected
 	LORAPLEX_TEST_STORES=servers $(BIN)/python -m pytest $(ALL) tests/platform
 
 contract: .venv/.installed   # 50 examples of each route as each caller

@@ -3,6 +3,8 @@
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import structlog
@@ -44,14 +46,20 @@ def redis_url(redis_server: RedisServer) -> str:
 
 @pytest.fixture(scope="session")
 def watch() -> Iterator[Watch]:
-    """Of secrets, and of what is shown; logs are drawn plainly, since rich takes seconds."""
-    watch = Watch()
+    """Of secrets, and of what is shown: all of a run are searched at its end, across its tests.
+
+    Logs are drawn plainly, since rich takes seconds.
+    """
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 
     def overhear(_: object, __: str, line: str) -> str:
         watch.show("log", line)
         return line
 
-    structlog.configure(processors=[renderer, overhear])
-    with watching(watch):
-        yield watch
+    with TemporaryDirectory(prefix="loraplex-shown-") as folder:
+        watch = Watch(Path(folder) / "record")
+        structlog.configure(processors=[renderer, overhear])
+        with watching(watch):
+            yield watch
+        watch.put_away()
+        assert watch.leaks_of_run() == []

@@ -2,9 +2,11 @@
 
 import base64
 import logging
+import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+import subprocess
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,27 +19,43 @@ from tests.services import Rows
 from loraplex_platform.auth import keys
 from loraplex_platform.kit.redaction import KEY_FORM
 from loraplex_platform.middleware import RequestContext
+from loraplex_platform.openai.order import Caller, Order
+from loraplex_platform.openai.schemas import ChatRequest, CompletionRequest
+from loraplex_platform.openai.service import InferenceService
 from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.people.sessions import SessionService
 
 KEY = re.compile(KEY_FORM.pattern.encode())  # as a whole, whoever made it
-SHORTEST = 10  # a shorter password would be found in innocent text
+SHORTEST = 10  # a shorter secret would be found in innocent text
+FEWEST = 5  # different characters; «xxxx…» is nobody's prompt
+UNMISTAKABLE = re.compile(r"(?=.{16})\S+")  # nobody else says the same by chance
 SOUGHT = 200  # of one test; the 10,000 guesses of another are nobody's secrets
 ONCE = {"POST"}  # shows a secret to whoever makes it, if all goes well
 FORM_PAGES = {"/admin/link"}  # shows its visitor the link that they sent
+READ_BACK = "/content"  # of a file: the prompts that its owner sent
 HIDDEN_HEADERS = {b"set-cookie"}
 
 
 @dataclass(slots=True)
 class Watch:
-    """What one test made and showed."""
+    """What one test made and showed; and, in a file, what all of the run showed."""
 
+    record: Path
     made: set[str] = field(default_factory=set)
     shown: list[tuple[str, bytes]] = field(default_factory=list)  # where, and what
+    prompts: set[str] = field(default_factory=set)  # which of the secrets are no more than that
+    kept: set[str] = field(default_factory=set)  # prompts that a tenant had us keep
+    ever_made: set[str] = field(default_factory=set)
+    _recorded: set[int] = field(default_factory=set)
 
     def make(self, secret: str) -> None:
-        if len(secret) >= SHORTEST:
-            self.made.add(secret)
+        self.made.update(line for line in secret.splitlines() if len(line) >= SHORTEST)
+
+    def prompt(self, text: str, *, may_be_kept: bool) -> None:
+        for line in text.splitlines():
+            if len(set(line)) >= FEWEST:
+                self.make(line)
+                (self.kept if may_be_kept else self.prompts).add(line)
 
     def show(self, where: str, text: str | bytes) -> None:
         self.shown.append((where, text if isinstance(text, bytes) else text.encode()))
@@ -52,25 +70,53 @@ class Watch:
             self.show(f"table {table}", lines)
 
     def leaks(self) -> list[str]:
-        """Where somebody may read a secret."""
-        sought = [secret.encode() for secret in sorted(self.made)[:SOUGHT]]
-        return [
-            f"{where}: {found.decode()}"
-            for where, text in self.shown
-            for found in (
-                *(match[0] for match in KEY.finditer(text)),
-                *(secret for secret in sought if secret in text),
-            )
-        ]
+        """Where somebody may read a secret of this test, or any key."""
+        return list(self._leaks_in(self.shown, sorted(self.made - self.kept)[:SOUGHT]))
+
+    def leaks_of_run(self) -> list[str]:
+        """Where somebody may read a secret of another test, or of what several tests share."""
+        sought = sorted(self.ever_made - self.kept)
+        lines = (line.partition(b"\t") for line in lines_with(sought, self.record))
+        return list(self._leaks_in([(where.decode(), text) for where, _, text in lines], sought))
+
+    def put_away(self) -> None:
+        """The next test begins; each line is recorded once."""
+        with self.record.open("ab") as record:
+            for where, text in self.shown:
+                for line in text.split(b"\n"):
+                    mark = hash((where.endswith(READ_BACK), line))
+                    if mark not in self._recorded:
+                        self._recorded.add(mark)
+                        record.write(where.encode("unicode_escape") + b"\t" + line + b"\n")
+        self.ever_made |= {secret for secret in self.made if UNMISTAKABLE.fullmatch(secret)}
+        self.clear()
 
     def clear(self) -> None:
         self.made.clear()
         self.shown.clear()
 
+    def _leaks_in(self, shown: Iterable[tuple[str, bytes]], sought: list[str]) -> Iterator[str]:
+        written = [(secret.encode(), secret in self.prompts) for secret in sought]
+        for where, text in shown:
+            yield from (f"{where}: {match[0].decode()}" for match in KEY.finditer(text))
+            for secret, is_prompt in written:
+                if secret in text and not (is_prompt and where.endswith(READ_BACK)):
+                    yield f"{where}: {secret.decode()}"
+
+
+def lines_with(sought: Iterable[str], record: Path) -> list[bytes]:
+    """The lines that hold any of these texts: grep looks for thousands of them at once."""
+    texts = record.with_suffix(".sought")
+    texts.write_text("".join(f"{text}\n" for text in sought))
+    command = ["grep", "-aFf", str(texts), str(record)]
+    found = subprocess.run(command, env={"PATH": os.defpath, "LC_ALL": "C"}, capture_output=True)
+    assert found.returncode in (0, 1), found.stderr.decode()
+    return found.stdout.split(b"\n")[:-1]
+
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Tells it of keys, links, sessions, passwords and webhooks' secrets; of answers and logs."""
+    """Tells it of keys, links, sessions, passwords, prompts and webhooks' secrets; of answers and logs."""
     handler = Listener(watch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keys, "_random", _told(keys._random, watch, lambda made: len(made) == 43))
@@ -78,6 +124,7 @@ def watching(watch: Watch) -> Iterator[None]:
         patch.setattr(secrets, "token_bytes", _told(secrets.token_bytes, watch))
         for name in ("hash", "matches"):
             patch.setattr(Passwords, name, _hearing(getattr(Passwords, name), watch))
+        patch.setattr(InferenceService, "_order", _overhearing(InferenceService._order, watch))
         patch.setattr(RequestContext, "__call__", _seen(RequestContext.__call__, watch))
         logging.getLogger().addHandler(handler)
         yield
@@ -121,6 +168,28 @@ def _hearing(judge: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
         return await judge(passwords, password, *rest)
 
     return hearing
+
+
+def _overhearing(understand: Callable[..., Awaitable[Order]], watch: Watch) -> Callable[..., Any]:
+    async def overhearing(
+        service: InferenceService,
+        caller: Caller,
+        request: ChatRequest | CompletionRequest,
+        encode: Any,
+    ) -> Order:
+        order = await understand(service, caller, request, encode)
+        for text in _texts_of(request):
+            watch.prompt(text, may_be_kept=order.target.stores_prompts)
+        return order
+
+    return overhearing
+
+
+def _texts_of(request: ChatRequest | CompletionRequest) -> list[str]:
+    if isinstance(request, ChatRequest):
+        return [turn["content"] for turn in request.turns()]
+    given = request.prompt if isinstance(request.prompt, list) else [request.prompt]
+    return [text for text in given if isinstance(text, str)]
 
 
 def _seen(call: Callable[..., Awaitable[None]], watch: Watch) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -37,6 +38,7 @@ class HttpShape(NamedTuple):
 SHAPES: dict[type[kit.PlatformError], HttpShape] = {
     kit.InvalidRequest: HttpShape(400, "invalid_request_error"),
     kit.TooLarge: HttpShape(413, "invalid_request_error"),
+    kit.RangeNotSatisfiable: HttpShape(416, "invalid_request_error"),
     kit.HeadersTooLarge: HttpShape(431, "invalid_request_error"),
     kit.InvalidApiKey: HttpShape(401, "invalid_request_error"),
     kit.InvalidLogin: HttpShape(401, "invalid_request_error"),
@@ -87,6 +89,8 @@ def headers_of(error: kit.PlatformError) -> dict[str, str]:
     """Headers that steer the client: when to retry, or not to."""
     if isinstance(error, kit.InvalidApiKey):
         return {"www-authenticate": "Bearer"}
+    if isinstance(error, kit.RangeNotSatisfiable):
+        return {"content-range": f"bytes */{error.num_bytes}"}
     if isinstance(error, kit.StillRunning):
         return retry_headers(error.retry_after_s)
     if isinstance(error, kit.Conflict):
@@ -180,6 +184,12 @@ def install_error_handlers(app: FastAPI) -> None:
         log.warning("database_away", path=request.url.path, error=type(error).__name__)
         return error_response(kit.Overloaded("The database is away.", retry_after_s=1.0))
 
+    async def unstorable(request: Request, error: Exception) -> Response:
+        log.warning("value_refused_by_database", path=request.url.path)
+        if "\0" in request.scope["path"]:  # PostgreSQL is not asked for what it cannot hold
+            return error_response(kit.NotFound())
+        return error_response(kit.InvalidRequest("The request holds what cannot be stored."))
+
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("unexpected_error", path=request.url.path, exc_info=error)
         # Starlette answers this one outside of our middleware.
@@ -191,6 +201,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http)
     for unreachable in UNREACHABLE:
         app.add_exception_handler(unreachable, database_away)
+    app.add_exception_handler(DataError, unstorable)  # NUL in PostgreSQL
     app.add_exception_handler(Exception, unexpected)
 
 

@@ -102,6 +102,8 @@ def _refusal(scope: Scope) -> PlatformError | None:
     num_bytes = sum(len(name) + len(value) for name, value in headers)
     if len(headers) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
         return HeadersTooLarge()
+    if b"%00" in scope["query_string"]:
+        return InvalidRequest("A query holds no NUL.")  # PostgreSQL takes none
     names = {name for name, _ in headers}
     if {b"content-length", b"transfer-encoding"} <= names:
         return InvalidRequest("A body has a length or is chunked, not both.")

@@ -26,8 +26,9 @@ from loraplex_platform.batches.service import COUNTERS
 from loraplex_platform.catalogue.models import AdapterName
 from loraplex_platform.catalogue.publishing import publish
 from loraplex_platform.catalogue.service import CatalogueService
-from loraplex_platform.kit.clock import SystemClock
+from loraplex_platform.kit.clock import ManualClock, SystemClock
 from loraplex_platform.kit.principal import COMMAND_LINE, Principal
+from loraplex_platform.usage.invoice_service import InvoiceService, Month
 
 ROW = re.compile(r"<tr>.*?</tr>", re.S)
 
@@ -288,6 +289,29 @@ async def test_month_becomes_an_invoice_that_is_paid_and_another_void(
     assert ">paid<" in (await owner.get(invoice)).text
     document = await owner.get(f"{invoice}/document.json")
     assert document.json()["number"] == "INV-000003"  # a credit note lies between
+    assert "owner@platform" in await change_of(owner, "invoice created")
+
+
+async def test_part_of_an_invoice_is_credited_after_a_look(
+    stand: ConsoleStand, owner: Browser
+) -> None:
+    database, june = stand.app.state.database, datetime(2026, 6, 9, tzinfo=UTC)
+    much = {"prompt_tokens": 10**8, "cached_tokens": 10**7, "completion_tokens": 10**7}
+    await post(database, [facts(stand.acme, started_at=june, **much)])
+    tenant = await stand.app.state.tenants.get("acme")
+    later = InvoiceService(database, ManualClock(datetime(2030, 1, 1, tzinfo=UTC)), "Example")
+    row = await later.finalize(tenant, Month(2026, 6))
+    invoice = f"/tenants/{stand.acme}/bills/invoices/{row.id}"
+    part = {"line": "1", "amount": "0.01", "reason": "late answers"}
+    assert "line 1" in (await owner.post(f"{invoice}/credit", **part)).text
+    made = await owner.done(f"{invoice}/credit", **part)
+    note = (await owner.get(place_of(made.headers["location"]))).text
+    assert "Credit note INV-000002" in note
+    assert "Credit a part" not in note
+    for wrong in ({"amount": "0.001"}, {"amount": "99999"}, {"line": "x"}, {"line": "99"}):
+        answer = await owner.post(f"{invoice}/credit", **part | wrong, confirmed="yes")
+        assert answer.status_code == 400, wrong
+    assert "Credit a part" in (await owner.get(invoice)).text
     assert "owner@platform" in await change_of(owner, "invoice created")
 
 

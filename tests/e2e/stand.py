@@ -21,6 +21,7 @@ import torch
 from openai import AsyncOpenAI, OpenAI
 from safetensors.torch import save_file
 from tests.platform_stand import tiny_model
+from tests.secrecy import Watch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex_engine.client import RemoteEngine
@@ -182,6 +183,16 @@ async def engine_of(served: Served) -> AsyncIterator[RemoteEngine]:
         await engine.close()
 
 
+def leaks_of(home: Path, log: Path) -> list[str]:
+    """Keys in what the server logged and stored; to its terminal it says the demo's on purpose."""
+    watch = Watch(log.with_suffix(".shown"))
+    watch.show_files(home)
+    for line in log.read_bytes().splitlines():
+        if line.startswith(b"{"):
+            watch.show("log", line)
+    return watch.leaks()
+
+
 @contextmanager
 def serving(
     home: Path, model: Path | None, *, installed: Path | None = None, **settings: object
@@ -217,6 +228,7 @@ def serving(
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0, log.read_text()
             assert not [child for child in children if child.is_running()]
+            assert leaks_of(home, log) == []
     finally:
         process.kill()
         process.wait()

@@ -28,6 +28,7 @@ from loraplex_engine.fake import FakeEngine
 from loraplex_platform.admission.limiter import Limiter
 from loraplex_platform.app import create_app
 from loraplex_platform.config import Settings
+from loraplex_platform.db import database as db
 from loraplex_platform.db.database import Database
 from loraplex_platform.db.inspection import unscoped_tables
 from loraplex_platform.db.migrations import upgrade
@@ -37,19 +38,28 @@ ON_SERVERS = os.environ.get("LORAPLEX_TEST_STORES") == "servers"
 MIGRATED, SPARE = "migrated", "spare"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On servers, whatever does not stand on `settings` would do once more what it did without."""
+    if ON_SERVERS:
+        apart = [each for each in items if "settings" not in getattr(each, "fixturenames", ())]
+        config.hook.pytest_deselected(items=apart)
+        items[:] = [each for each in items if each not in apart]
+
+
 @pytest.fixture(autouse=True)
 def _nobody_reads_a_secret(request: pytest.FixtureRequest, watch: Watch) -> Iterator[None]:
     """Whatever a test does: no key, link, session or password is in what others may read."""
     has_home = "settings" in request.fixturenames
     home = request.getfixturevalue("tmp_path") if has_home else None
     server = request.getfixturevalue("postgres") if has_home and ON_SERVERS else None
-    watch.clear()
     yield
     if home is not None:
         watch.show_files(home)
     if server is not None:
         watch.show_rows(server.rows_of(MIGRATED))
-    assert watch.leaks() == []
+    leaks = watch.leaks()
+    watch.put_away()
+    assert leaks == []
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +119,9 @@ def settings(
     url, redis_url = server.url(MIGRATED), request.getfixturevalue("redis_url")
     monkeypatch.setenv("LORAPLEX_DATABASE_URL", url)  # commands stand on the same servers
     monkeypatch.setenv("LORAPLEX_REDIS_URL", redis_url)
-    # On a busy machine Redis may take longer than a request would wait: then limits are local.
-    return replace(home, database_url=url, redis_url=redis_url, redis_timeout_s=10)
+    # On a busy machine a server may take longer than a request would wait for it.
+    monkeypatch.setattr(db, "CONNECT_S", 60)
+    return replace(home, database_url=url, redis_url=redis_url, redis_timeout_s=60)
 
 
 @pytest.fixture(scope="session")
@@ -163,7 +174,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def make_app(
-    settings: Settings, keys: Seeded, engine: FakeEngine, model: ServedModel
+    settings: Settings, keys: Seeded, engine: FakeEngine, model: ServedModel, watch: Watch
 ) -> AsyncIterator[Callable[..., FastAPI]]:
     """Makes apps that differ from the usual one; closes their databases afterwards."""
     made: list[FastAPI] = []
@@ -174,6 +185,7 @@ async def make_app(
 
     yield make
     for app in made:
+        watch.show("metrics", app.state.metrics.exposition())
         await app.state.gate.close()
         await app.state.database.news.close()
         await app.state.database.close()

@@ -113,6 +113,21 @@ async def test_credits_are_granted_once_and_seen(stand: AdminStand) -> None:
     assert billing["credits"] == {"settled": "25.0", "pending": "0.0", "available": "25.0"}
 
 
+async def test_a_profile_that_changed_since_it_was_read_is_not_replaced(stand: AdminStand) -> None:
+    seen = (await stand.call("GET", BILLING)).headers["etag"]
+    first = await stand.call("PUT", BILLING, {"payment_days": 14}, if_match=seen)
+    stale = await stand.call("PUT", BILLING, {"payment_days": 60}, if_match=seen)
+    assert (first.status_code, stale.status_code) == (200, 412)
+    told = await stand.call("GET", BILLING)
+    assert told.json()["payment_days"] == 14
+    assert told.headers["etag"] == first.headers["etag"] != seen
+    answers = [
+        await stand.call("PUT", BILLING, {"payment_days": 60}, **given)
+        for given in ({"if_match": first.headers["etag"]}, {})
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
 async def test_budgets_of_tenant_and_project(stand: AdminStand, app: FastAPI) -> None:
     await stand.call("PUT", BUDGETS + "/month", {"amount": "10", "is_hard": True})
     project = f"?project_id={stand.project}"

@@ -7,11 +7,13 @@ import json
 import re
 from collections.abc import AsyncIterator
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import StreamingResponse
-from tests.platform_stand import BASE, Served
+from tests.admin_stand import admin_stand
+from tests.platform_stand import BASE, NO_TLS, Served
 
 from loraplex_platform import middleware, protocol
 from loraplex_platform.kit.json_depth import MAX_DEPTH, JsonDepth
@@ -198,3 +200,31 @@ async def test_length_beside_chunks_is_refused(served: Served) -> None:
     head = with_key(served, "transfer-encoding: chunked", "content-length: 5").encode()
     status, _ = await raw(served, head + b"0\r\n\r\n")
     assert status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("files/%00", 404),
+        ("adapters/a%00", 404),
+        ("prefixes/%00", 404),
+        ("stored_prompts/%00", 404),
+        ("batches/%00", 404),
+        ("batches?after=%00", 400),
+    ],
+)
+async def test_nul_in_an_address_is_told_alike_whatever_the_database(
+    served: Served, path: str, status: int
+) -> None:
+    async with httpx2.AsyncClient(verify=NO_TLS, timeout=60) as http:
+        headers = {"authorization": f"Bearer {served.keys.acme}"}
+        answer = await http.get(f"{served.base_url}/v1/{path}", headers=headers)
+    assert answer.status_code == status, answer.text
+
+
+async def test_nul_in_a_body_is_never_a_fault_of_ours(served: Served) -> None:
+    async with admin_stand(served.app) as stand:
+        headers = {"authorization": f"Bearer {stand.keys['owner']}"}
+        for body in ({"lora_name": "\0", "tenant": "acme"}, {"lora_name": "a", "tenant": "\0"}):
+            answer = await stand.http.post("/v1/unload_lora_adapter", json=body, headers=headers)
+            assert answer.status_code in (400, 404), answer.text

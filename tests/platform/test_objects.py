@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from tests.admin_stand import PROJECT, AdminStand, admin_stand
-from tests.platform.test_admin_matrix import ROUTES, STAFF_ONLY, Route, body_of, path_of
+from tests.platform.test_admin_matrix import BOOK, ROUTES, STAFF_ONLY, Route, body_of, path_of
 from tests.platform_stand import Seeded
 
 from loraplex_platform.rest.idempotency import Claim, Idempotency
@@ -61,7 +61,26 @@ KINDS = {
     ),
 }
 
-APPEND_ONLY = {"/price_books", "/tenants/{tenant_id}/credits", "/tenants/{tenant_id}/invoices"}
+FINAL = {  # made, and never changed or deleted
+    "price book": Kind(
+        "/price_books",
+        {"effective_from": "209{n}-01-01T00:00:00Z", "content": BOOK, "tenant_id": None},
+    ),
+    "credit": Kind("/tenants/{tenant_id}/credits", {"key": "k{n}", "amount": "5"}),
+    "invoice": Kind("/tenants/{tenant_id}/invoices", {"month": "202{n}-01"}),
+}
+WHOLE = {  # what a tenant has set is one object, and a report has pages of its own
+    "/audit_events/export",
+    "/tenants/{tenant_id}/billing",
+    "/tenants/{tenant_id}/budgets",
+    "/tenants/{tenant_id}/effective",
+    "/tenants/{tenant_id}/export",
+    "/tenants/{tenant_id}/exports/{month}/{kind}.{format}.manifest.json",
+    "/tenants/{tenant_id}/invoices/draft",
+    "/tenants/{tenant_id}/limits",
+    "/usage/completions",
+    "/usage/costs",
+}
 
 
 @pytest.fixture
@@ -72,7 +91,17 @@ async def stand(app: FastAPI, keys: Seeded) -> AsyncIterator[AdminStand]:
 
 def test_every_collection_has_its_kind_here() -> None:
     lists = {path for method, path in ROUTES if method == "GET" and ("POST", path) in ROUTES}
-    assert lists - APPEND_ONLY == {kind.path for kind in KINDS.values()}
+    assert lists == {kind.path for kind in (*KINDS.values(), *FINAL.values())}
+
+
+def test_every_list_comes_in_pages() -> None:
+    whole = {
+        path
+        for (method, path), operation in ROUTES.items()
+        if method == "GET" and not path.endswith("}")
+        if not {"after", "limit"} <= {each["name"] for each in operation.get("parameters", ())}
+    }
+    assert whole == WHOLE
 
 
 async def walked(stand: AdminStand, path: str) -> list[str]:
@@ -117,6 +146,21 @@ async def _deleted(stand: AdminStand, kind: Kind, one: str, id: str) -> None:
         return
     assert (await stand.call("GET", one)).status_code == 404
     assert id not in await walked(stand, kind.path)
+
+
+@pytest.mark.parametrize("kind", FINAL.values(), ids=FINAL)
+async def test_object_is_made_read_and_listed_for_ever(stand: AdminStand, kind: Kind) -> None:
+    before = await walked(stand, kind.path)
+    made = [await stand.made(kind.path, kind.new(n)) for n in range(5)]
+    assert sorted(await walked(stand, kind.path)) == sorted([*before, *(m["id"] for m in made)])
+    one = await stand.call("GET", f"{kind.path}/{made[0]['id']}")
+    assert one.status_code == 200
+    shared = one.json().keys() & made[0].keys() - {"due_at"}  # a document says it in words
+    told = {name: made[0][name] for name in shared}
+    assert len(told) > 3
+    assert one.json() | told == one.json()
+    for method in ("PATCH", "PUT", "DELETE"):
+        assert (await stand.call(method, f"{kind.path}/{made[0]['id']}", {})).status_code == 405
 
 
 async def test_keys_of_a_service_account_end_with_it(stand: AdminStand) -> None:

@@ -154,7 +154,7 @@ async def test_wrong_passwords_are_slowed_down_for_the_person_from_anywhere(stan
     await stand.member()
     for i in range(10):
         with pytest.raises(InvalidLogin):
-            await stand.sessions.open(EMAIL, "wrong password", f"10.0.0.{i}")
+            await stand.sessions.open(EMAIL, "mallory guesses it", f"10.0.0.{i}")
     with pytest.raises(RateLimited):
         await stand.sessions.open(EMAIL, PASSWORD, "10.0.0.99")
     stand.clock.advance(10)

@@ -40,8 +40,8 @@ SAYS_NOT_ALL = {
     f"GET {V1}/organization/costs": "parameters bind each other",
     f"GET {PREFIX}/usage/completions": "parameters bind each other",
     f"GET {PREFIX}/usage/costs": "parameters bind each other",
-    f"POST {V1}/files": "the parts of a form are not described",
-    f"POST {V1}/adapters": "the parts of a form are not described",
+    f"POST {V1}/files": "the fields of an expiry bind each other",
+    f"POST {V1}/adapters": "the files have to be an adapter",
     f"POST {V1}/prefixes": "a prefix has some tokens at the least",
     f"POST {V1}/completions": "token ids are those of the model",
     f"POST {PREFIX}/admin_keys": "roles of the staff have no tenant, all others one",
@@ -119,7 +119,8 @@ async def administered(stand: AdminStand) -> tuple[dict[str, str], dict[str, str
         "month": "2026-06",
         "kind": "events",  # others are not written in every format
     }
-    return paths, {"plan_id": plan["id"], "service_account_id": account["id"]}
+    named = {"tenant_id": tenant["id"], "plan_id": plan["id"]}
+    return paths, named | {"service_account_id": account["id"]}
 
 
 def things_of(base_url: str, key: str) -> dict[str, str]:

@@ -1,6 +1,9 @@
 """The watch that every test stands under sees what it should."""
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import httpx2
 import pytest
 import structlog
 from fastapi import FastAPI, Response
+from tests.platform_stand import BASE, Served
 from tests.secrecy import Watch
 
 from loraplex_platform.auth.keys import new_key
@@ -15,6 +19,8 @@ from loraplex_platform.middleware import RequestContext
 from loraplex_platform.people.passwords import Passwords
 from loraplex_platform.webhooks.signing import new_secret
 
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("platform", "engine", "kernels", "adapters", "admin")
 FOREIGN = "lpxadmin_0123456789abcdef_" + "a" * 43
 
 
@@ -66,3 +72,76 @@ def test_the_database_is_searched(told: Watch, tmp_path: Path) -> None:
     told.show_files(tmp_path)
     told.show_rows({"api_key": FOREIGN.encode()})
     assert places(told) == ["loraplex.sqlite3-wal", "table api_key"]
+
+
+def test_what_one_test_makes_is_sought_in_what_all_the_others_show(tmp_path: Path) -> None:
+    watch = Watch(tmp_path / "record")
+    watch.show("log", "before a-planted-secret was made")
+    watch.put_away()
+    watch.make("a-planted-secret")
+    watch.put_away()
+    watch.show("GET /admin/tenants", "<p>\n<b>a-planted-secret</b>\n<p>\nnothing")
+    assert watch.leaks() == []
+    watch.put_away()
+    where = ["log", "GET /admin/tenants"]
+    assert watch.leaks_of_run() == [f"{each}: a-planted-secret" for each in where]
+
+
+def test_all_secrets_of_a_run_are_sought_and_lines_are_recorded_once(tmp_path: Path) -> None:
+    watch, made = Watch(tmp_path / "record"), [new_key().secret for _ in range(2000)]
+    for secret in made:
+        watch.make(secret)
+    for _ in range(9):
+        watch.show("table audit_event", f"innocent\n{made[1999]}")
+        watch.put_away()
+    assert watch.leaks_of_run() == [f"table audit_event: {made[1999]}"]
+
+
+def test_prompts_are_secrets_but_to_whom_they_are_kept_for(tmp_path: Path) -> None:
+    watch = Watch(tmp_path / "record")
+    watch.prompt("a private\nlong-private-question", may_be_kept=False)
+    watch.prompt("a question to keep", may_be_kept=True)
+    for where in ("stored_prompt", "GET /v1/files/file-1/content"):
+        watch.show(where, "long-private-question, a question to keep")
+    assert watch.leaks() == ["stored_prompt: long-private-question"]
+    watch.put_away()
+    assert watch.leaks_of_run() == ["stored_prompt: long-private-question"]
+
+
+async def test_prompts_are_known(told: Watch, served: Served) -> None:
+    client, request = served.client(), {"model": BASE, "max_tokens": 1}
+    messages = [{"role": "user", "content": "a private question"}]
+    await client.chat.completions.create(messages=messages, **request)
+    await client.completions.create(prompt=["a private beginning", "b"], **request)
+    assert {"a private question", "a private beginning"} <= told.prompts & told.made
+
+
+PLANTED = """
+def test_one_that_makes_it(watch):
+    watch.make("a-planted-secret")
+    watch.put_away()
+
+def test_another_that_shows_it(watch):
+    watch.show("metrics", "a-planted-secret")
+    watch.put_away()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadfile")], ids=["one", "two"])
+def test_a_run_that_shows_a_secret_fails_at_its_end(tmp_path: Path, workers: list[str]) -> None:
+    (tmp_path / "test_planted.py").write_text(PLANTED)
+    plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider"]
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    path = os.pathsep.join([str(ROOT), *(str(ROOT / package) for package in PACKAGES)])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, *workers, str(tmp_path)],
+        env=outside | {"PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "metrics: a-planted-secret" in done.stdout
+    assert "2 passed, 1 error" in done.stdout

@@ -164,6 +164,16 @@ OWN_MONTHS = {  # they name no object
     for ending in ("", ".manifest.json")
 }
 
+WHOLE = {  # of what there are few, or that has pages of its own
+    "/v1/files/{file_id}/content",
+    "/v1/models",
+    "/v1/requests",
+    "/v1/requests/{request_id}/explain",
+    "/v1/organization/costs",
+    "/v1/organization/exports/{year}-{month}/{kind}.{format}.manifest.json",
+    "/v1/organization/usage/completions",
+}
+
 
 @pytest.fixture
 def app(make_app: Callable[..., FastAPI], tmp_path: Path) -> FastAPI:
@@ -202,6 +212,16 @@ async def request_of(stand: Stand, route: Route) -> dict[str, Any]:
 def test_every_changing_route_has_its_line_here() -> None:
     needed = {route for route in ROUTES if route[0] in ("POST", "PATCH", "PUT")}
     assert needed == set(BODIES) | BODILESS
+
+
+def test_every_list_comes_in_pages() -> None:
+    whole = {
+        path
+        for (method, path), operation in ROUTES.items()
+        if method == "GET" and not path.endswith("}")
+        if not {"after", "limit"} <= {each["name"] for each in operation.get("parameters", ())}
+    }
+    assert whole == WHOLE
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)

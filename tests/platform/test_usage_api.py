@@ -242,5 +242,11 @@ async def test_an_export_is_downloaded_in_parts(
     assert (other.status_code, len(other.content) > len(whole)) == (200, True)
     manifest = (await http.get(path + ".manifest.json")).json()
     assert manifest["sha256"] == hashlib.sha256(other.content).hexdigest()
+    beyond = await http.get(path, headers={"range": "bytes=999999999-"})
+    size = f"bytes */{len(other.content)}"
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, size)
+    assert beyond.json()["error"]["code"] == "range_not_satisfiable"
+    for header in ("bytes=nonsense", "bytes=0-1,3-4"):  # not ours to understand
+        assert (await http.get(path, headers={"range": header})).content == other.content
     assert (await http.get("/v1/organization/exports/2026-13/events.csv")).status_code == 400
     assert (await http.get("/v1/organization/exports/2026-06/focus.jsonl")).status_code == 400

@@ -10,6 +10,7 @@ from loraplex_admin.visit import Change, Columns, Page, Visit
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.tenants.models import Tenant
 from loraplex_platform.usage.billing_models import InvoiceRow
+from loraplex_platform.usage.credit_notes import Wish, whole_cents
 from loraplex_platform.usage.invoice_service import Month, content_of, status_of
 from loraplex_platform.usage.money import PICO_PER_CENT, pico_of
 from loraplex_platform.usage.periods import Span
@@ -100,6 +101,27 @@ async def mark(visit: Visit) -> Response:
     invoices = visit.services.invoices
     await (invoices.pay if state == "paid" else invoices.void)(row.id, by=visit.by)
     return visit.goto(back, done="changed")
+
+
+async def credit(visit: Visit) -> Response:
+    """Takes back a line or an amount with a credit note; without an amount all that is left."""
+    tenant, row = await _tenant(visit), await _invoice(visit)
+    line, reason = visit.text("line"), visit.text("reason")
+    if not re.fullmatch(r"[0-9]{0,6}", line) or len(reason) > 200:
+        raise InvalidRequest(
+            "A line has a number, and a reason up to 200 characters.", param="line"
+        )
+    cents = whole_cents(_amount(visit)) if visit.text("amount") else None
+    if not visit.is_confirmed:
+        what = f"line {line}" if line else "the invoice"
+        after = "all that is left" if cents is None else words.money(cents * PICO_PER_CENT)
+        changes = [Change(f"Credit on {row.document['number']}, {what}", "none", after)]
+        note = "A credit note takes it back, and the tax on it. It gets a number and never changes."
+        back = f"{_back(tenant)}/invoices/{row.id}"
+        return visit.confirm("Credit this?", changes, "Credit", note=note, back=back)
+    wish = Wish(int(line) if line else None, cents, reason)
+    made = await visit.services.invoices.credit(row.id, wish, by=visit.by)
+    return visit.goto(f"{_back(tenant)}/invoices/{made.id}", done="created")
 
 
 async def set_budget(visit: Visit) -> Response:
@@ -194,6 +216,7 @@ PAGES = (
     Page("GET", INVOICE, show_invoice),
     Page("GET", INVOICE + "/document.json", download),
     Page("POST", INVOICE, mark, "billing", is_staff=True),
+    Page("POST", INVOICE + "/credit", credit, "billing", is_staff=True),
     Page("POST", ALL + "/budgets", set_budget, "billing", is_staff=True),
     Page("POST", ALL + "/credits", grant, "billing", is_staff=True),
 )

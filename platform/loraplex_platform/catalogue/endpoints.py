@@ -12,11 +12,13 @@ from loraplex_platform.catalogue.schemas import (
     AdapterPatch,
     AdapterQuery,
     DeletedAdapter,
+    UploadForm,
 )
 from loraplex_platform.catalogue.service import Entry
-from loraplex_platform.catalogue.upload import PARTS, receive
+from loraplex_platform.catalogue.upload import ARCHIVED, PARTS, SEPARATE, receive
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.kit.principal import Principal
+from loraplex_platform.rest.forms import form_body
 from loraplex_platform.rest.route import TENANT_ERRORS, AdminRoute, Revision, claim, tag
 
 router = APIRouter(prefix="/v1/adapters", route_class=AdminRoute, responses=TENANT_ERRORS)
@@ -36,7 +38,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, openapi_extra=form_body(UploadForm, SEPARATE, ARCHIVED))
 async def create_adapter(
     principal: Writer,
     request: Request,

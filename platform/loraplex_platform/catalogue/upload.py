@@ -21,6 +21,7 @@ from loraplex_adapters.folder import (
 )
 from loraplex_platform.catalogue.schemas import UploadForm
 from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.rest.forms import FileParts
 
 ARCHIVE = "archive"
 MAX_BYTES = 2 << 30  # of one adapter that is sent; from a folder it may be larger
@@ -28,6 +29,11 @@ NEEDED = {"config": (CONFIG_NAME, MAX_CONFIG_BYTES), "weights": (WEIGHTS_NAME, M
 PARTS = NEEDED | {
     name.removesuffix(".json"): (name, limit) for name, limit in TOKENIZER_LIMITS.items()
 }
+SEPARATE = FileParts(
+    {part: name for part, (name, _) in NEEDED.items()},
+    {part: name for part, (name, _) in PARTS.items() if part not in NEEDED},
+)
+ARCHIVED = FileParts({ARCHIVE: "All of them in one zip or tar, plain or compressed."})
 PATHS = ("/v1/adapters", "/admin/adapters")  # that it is sent to, by clients and in the console
 
 

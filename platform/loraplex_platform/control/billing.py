@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from fastapi import Depends
+from fastapi import Depends, Response
 
 from loraplex_platform.admission.service import Subject
 from loraplex_platform.control.billing_schemas import (
@@ -10,13 +10,11 @@ from loraplex_platform.control.billing_schemas import (
     BillingOut,
     BookBody,
     BookOut,
-    BooksOut,
     BudgetBody,
     BudgetOut,
     BudgetsOut,
     GrantBody,
     GrantOut,
-    GrantsOut,
     ProfileBody,
 )
 from loraplex_platform.control.plans import subject
@@ -30,7 +28,8 @@ from loraplex_platform.control.services import (
     StaffReader,
     Tenants,
 )
-from loraplex_platform.rest.route import Once, admin_router
+from loraplex_platform.kit.pagination import Page, page_of
+from loraplex_platform.rest.route import Once, Pages, Revision, admin_router, tag
 from loraplex_platform.usage.money import pico_of
 
 router = admin_router()
@@ -51,24 +50,41 @@ async def publish_prices(
 
 
 @router.get("/price_books")
-async def list_prices(by: StaffReader, prices: Prices) -> BooksOut:
-    """All that were ever published, oldest first."""
-    return BooksOut(data=[BookOut.of(book) for book in await prices.list()])
+async def list_prices(by: StaffReader, prices: Prices, pages: Pages) -> Page[BookOut]:
+    """All that were ever published, in the order in which they take effect."""
+    books = await prices.page(after=pages.after, limit=pages.limit + 1)
+    return page_of([BookOut.of(book) for book in books], pages.limit)
+
+
+@router.get("/price_books/{book_id}")
+async def get_price_book(book_id: Id, by: StaffReader, prices: Prices) -> BookOut:
+    return BookOut.of(await prices.find(book_id))
 
 
 @router.get("/tenants/{tenant_id}/billing")
-async def get_billing(tenant_id: Id, by: Reader, tenants: Tenants, credits: Credits) -> BillingOut:
+async def get_billing(
+    tenant_id: Id, by: Reader, tenants: Tenants, credits: Credits, response: Response
+) -> BillingOut:
     await tenants.find(by, tenant_id)
-    return BillingOut.of(await credits.profile(tenant_id), await credits.balance(tenant_id))
+    profile = await credits.profile(tenant_id)
+    tag(response, profile)
+    return BillingOut.of(profile, await credits.balance(tenant_id))
 
 
 @router.put("/tenants/{tenant_id}/billing")
 async def set_billing(
-    tenant_id: Id, body: ProfileBody, by: BillingWriter, tenants: Tenants, credits: Credits
+    tenant_id: Id,
+    body: ProfileBody,
+    by: BillingWriter,
+    tenants: Tenants,
+    credits: Credits,
+    revision: Revision,
+    response: Response,
 ) -> BillingOut:
     """Zone, address, tax, minimum fee, whether credits are all that it may spend."""
     await tenants.find(by, tenant_id)
-    profile = await credits.set_profile(body.profile(tenant_id), by=by)
+    profile = await credits.set_profile(body.profile(tenant_id), by=by, revision=revision)
+    tag(response, profile)
     return BillingOut.of(profile, await credits.balance(tenant_id))
 
 
@@ -90,9 +106,20 @@ async def grant_credit(
 
 
 @router.get(CREDITS)
-async def list_credits(tenant_id: Id, by: Reader, tenants: Tenants, credits: Credits) -> GrantsOut:
+async def list_credits(
+    tenant_id: Id, by: Reader, tenants: Tenants, credits: Credits, pages: Pages
+) -> Page[GrantOut]:
     await tenants.find(by, tenant_id)
-    return GrantsOut(data=[GrantOut.of(row) for row in await credits.grants(tenant_id)])
+    rows = await credits.grant_page(tenant_id, after=pages.after, limit=pages.limit + 1)
+    return page_of([GrantOut.of(row) for row in rows], pages.limit)
+
+
+@router.get(CREDITS + "/{grant_id}")
+async def get_credit(
+    tenant_id: Id, grant_id: Id, by: Reader, tenants: Tenants, credits: Credits
+) -> GrantOut:
+    await tenants.find(by, tenant_id)
+    return GrantOut.of(await credits.find(tenant_id, grant_id))
 
 
 @router.get(BUDGETS)

@@ -63,11 +63,6 @@ class BookOut(Output):
         )
 
 
-class BooksOut(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[BookOut]
-
-
 class ProfileBody(Input):
     zone: Zone = "UTC"
     legal_name: Text = ""
@@ -163,11 +158,6 @@ class GrantOut(Output):
             effective_at=row.effective_at,
             expires_at=row.expires_at,
         )
-
-
-class GrantsOut(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[GrantOut]
 
 
 class BudgetBody(Input):

@@ -20,9 +20,9 @@ from pydantic_core import CoreSchema
 from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.auth.keys import PlainKey
 from loraplex_platform.auth.models import AdminKey, ApiKey
-from loraplex_platform.kit.json_schema import form, never_null
+from loraplex_platform.kit.json_schema import NULL, form, never_null
 from loraplex_platform.kit.pagination import Listed
-from loraplex_platform.kit.principal import Role, Scope
+from loraplex_platform.kit.principal import OPERATOR_ROLES, Role, Scope
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_]{1,64}$")]
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -217,6 +217,14 @@ class Rotation(Input):
 
 
 class NewAdminKey(Input):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"role": {"enum": list(OPERATOR_ROLES)}}},
+            "then": {"properties": {"tenant_id": NULL}},
+            "else": {"properties": {"tenant_id": {"not": NULL}}, "required": ["tenant_id"]},
+        }
+    )
+
     name: Text = ""
     role: Role
     tenant_id: Annotated[Text, Field(max_length=64)] | None = None

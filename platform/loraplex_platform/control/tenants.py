@@ -2,7 +2,6 @@
 
 from fastapi import Response
 from starlette.background import BackgroundTask
-from starlette.responses import FileResponse
 
 from loraplex_platform.control.schemas import (
     AccountBody,
@@ -26,6 +25,7 @@ from loraplex_platform.control.services import (
     Tenants,
     TenantWriter,
 )
+from loraplex_platform.files.ranges import Download
 from loraplex_platform.kit.errors import PermissionDenied
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.rest.route import Deleted, Once, Pages, Revision, admin_router, tag
@@ -94,16 +94,16 @@ async def change_prompt_storage(
 
 @router.get(
     "/tenants/{tenant_id}/export",
-    response_class=FileResponse,
+    response_class=Download,
     responses={200: {"content": {"application/gzip": {}}, "description": "A .tar.gz."}},
 )
 async def export_tenant(
     tenant_id: Id, by: Exporter, tenants: Tenants, exports: TenantExports
-) -> FileResponse:
+) -> Download:
     """Rows as lines of JSON, files and adapters; no secrets, and no stored prompts."""
     tenant = await tenants.find(by, tenant_id)
     path = await exports.make(tenant, by.actor)
-    return FileResponse(
+    return Download(
         path,
         media_type="application/gzip",
         filename=f"{tenant.name}.tar.gz",

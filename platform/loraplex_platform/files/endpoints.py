@@ -12,16 +12,20 @@ from starlette.responses import Response
 
 from loraplex_platform.auth.dependencies import actor_of, principal_with
 from loraplex_platform.errors import from_body
-from loraplex_platform.files.ranges import ByteRange, RangeNotSatisfiable, parse_range
+from loraplex_platform.files.ranges import ByteRange, parse_range
 from loraplex_platform.files.schemas import DeletedFile, FileObject, FileQuery, UploadForm
 from loraplex_platform.files.service import CHUNK_BYTES, FileService
-from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.errors import InvalidRequest, RangeNotSatisfiable
 from loraplex_platform.kit.pagination import Page
 from loraplex_platform.kit.principal import Principal
-from loraplex_platform.rest.route import TENANT_ERRORS
+from loraplex_platform.rest.forms import FileParts, form_body
+from loraplex_platform.rest.route import RANGES, TENANT_ERRORS
 
 router = APIRouter(prefix="/v1/files", responses=TENANT_ERRORS)
 FilesPrincipal = Annotated[Principal, Depends(principal_with("files"))]
+FILE = FileParts({"file": "Of any kind; the file of a batch is named `*.jsonl`."})
+
+OCTETS = "application/octet-stream"
 
 
 def files_of(request: Request) -> FileService:
@@ -32,7 +36,7 @@ def files_of(request: Request) -> FileService:
 Files = Annotated[FileService, Depends(files_of)]
 
 
-@router.post("")
+@router.post("", openapi_extra=form_body(UploadForm, FILE, file_name="requests.jsonl"))
 async def create_file(principal: FilesPrincipal, request: Request, files: Files) -> FileObject:
     async with request.form(max_files=1, max_fields=16) as form:
         upload = form.get("file")
@@ -65,7 +69,11 @@ async def delete_file(
     return DeletedFile(id=file_id)
 
 
-@router.get("/{file_id}/content")
+@router.get(
+    "/{file_id}/content",
+    response_class=Response,
+    responses={**RANGES, 200: {"content": {OCTETS: {}}, "description": "The file."}},
+)
 async def get_content(
     file_id: str, principal: FilesPrincipal, request: Request, files: Files
 ) -> Response:
@@ -79,7 +87,7 @@ async def get_content(
         part = parse_range(request.headers.get("range"), file.num_bytes)
     except RangeNotSatisfiable:
         stream.close()
-        return Response(status_code=416, headers={"content-range": f"bytes */{file.num_bytes}"})
+        raise
     if part is not None:
         headers["content-range"] = f"bytes {part.start}-{part.end - 1}/{file.num_bytes}"
     sent = part or ByteRange(0, file.num_bytes)
@@ -87,21 +95,22 @@ async def get_content(
         _read(stream, sent),
         206 if part else 200,
         headers | {"content-length": str(sent.num_bytes)},
-        media_type="application/octet-stream",
+        media_type=OCTETS,
     )
 
 
 def _fields(form: FormData) -> UploadForm:
     """Nested fields come as `expires_after[seconds]`."""
-    given: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
     for name, value in form.multi_items():
         outer, _, inner = name.partition("[")
         if inner:
-            given.setdefault(outer, {})[inner.removesuffix("]")] = value
+            nested.setdefault(outer, {})[inner.removesuffix("]")] = value
         elif name != "file":
-            given[name] = value
+            plain[name] = value
     try:
-        return UploadForm.model_validate(given)
+        return UploadForm.model_validate(plain | nested)
     except ValidationError as error:
         raise from_body(error) from error
 

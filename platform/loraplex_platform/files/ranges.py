@@ -1,7 +1,14 @@
 """One byte range of a file, as `Range: bytes=…` asks for it (RFC 9110)."""
 
 import re
+from pathlib import Path
 from typing import NamedTuple
+
+from fastapi.responses import FileResponse
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from loraplex_platform.kit.errors import RangeNotSatisfiable
 
 FORM = re.compile(r"bytes=(\d*)-(\d*)")
 
@@ -13,14 +20,6 @@ class ByteRange(NamedTuple):
     @property
     def num_bytes(self) -> int:
         return self.end - self.start
-
-
-class RangeNotSatisfiable(Exception):
-    """The range lies outside of the file; carries the file's size."""
-
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__(f"the file has {num_bytes} bytes")
-        self.num_bytes = num_bytes
 
 
 def parse_range(header: str | None, num_bytes: int) -> ByteRange | None:
@@ -36,3 +35,20 @@ def parse_range(header: str | None, num_bytes: int) -> ByteRange | None:
     if found.num_bytes <= 0:
         raise RangeNotSatisfiable(num_bytes)
     return found
+
+
+class Download(FileResponse):
+    """A file, or one range of a file that has an ETag; a wrong range is an error like all others."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        part = self._asked_for(Headers(scope=scope))
+        headers = [h for h in scope["headers"] if h[0] not in (b"range", b"if-range")]
+        if part is not None:
+            headers.append((b"range", f"bytes={part.start}-{part.end - 1}".encode()))
+        await super().__call__({**scope, "headers": headers}, receive, send)
+
+    def _asked_for(self, headers: Headers) -> ByteRange | None:
+        etag = self.headers.get("etag")
+        if etag is None or headers.get("if-range", etag) != etag:
+            return None
+        return parse_range(headers.get("range"), Path(self.path).stat().st_size)

@@ -4,6 +4,7 @@ PlatformError
 ├── InvalidRequest            what the client sent cannot be served as it is
 │   ├── UnsupportedParameter
 │   ├── ContextLengthExceeded
+│   ├── RangeNotSatisfiable
 │   └── TooLarge
 │       └── HeadersTooLarge
 ├── InvalidApiKey             no key, an unknown one, or a revoked one: always the same answer
@@ -62,6 +63,16 @@ class TooLarge(InvalidRequest):
     """The request's body is larger than this route accepts."""
 
     code = "request_too_large"
+
+
+class RangeNotSatisfiable(InvalidRequest):
+    """The range lies outside of the file."""
+
+    code = "range_not_satisfiable"
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(f"The file has {num_bytes} bytes.", param="range")
+        self.num_bytes = num_bytes
 
 
 class HeadersTooLarge(TooLarge):

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BeforeValidator
 from pydantic.json_schema import JsonSchemaValue
 
-NULL = {"type": "null"}
+NULL: JsonSchemaValue = {"type": "null"}
 
 
 def _without_fraction(value: object) -> object:

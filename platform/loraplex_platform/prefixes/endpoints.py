@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from loraplex_platform.auth.dependencies import InferencePrincipal, actor_of
+from loraplex_platform.kit.pagination import Page
 from loraplex_platform.prefixes.schemas import (
     DeletedPrefix,
-    PrefixList,
     PrefixObject,
+    PrefixQuery,
     PrefixRequest,
 )
 from loraplex_platform.prefixes.service import PrefixService
@@ -33,8 +34,17 @@ async def create_prefix(
 
 
 @router.get("")
-async def list_prefixes(principal: InferencePrincipal, prefixes: Prefixes) -> PrefixList:
-    return await prefixes.all_of(principal)
+async def list_prefixes(
+    principal: InferencePrincipal, prefixes: Prefixes, query: Annotated[PrefixQuery, Query()]
+) -> Page[PrefixObject]:
+    return await prefixes.page(principal, after=query.after, limit=query.limit)
+
+
+@router.get("/{prefix_id}")
+async def get_prefix(
+    prefix_id: str, principal: InferencePrincipal, prefixes: Prefixes
+) -> PrefixObject:
+    return await prefixes.get(principal, prefix_id)
 
 
 @router.delete("/{prefix_id}")

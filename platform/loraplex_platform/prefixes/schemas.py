@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from loraplex_engine.messages import PrefixStats
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.json_schema import has
+from loraplex_platform.kit.pagination import Listed
+from loraplex_platform.openai.parameters import Stored
 from loraplex_platform.openai.schemas import Message, turns_of
 from loraplex_platform.prefixes.models import Prefix
 
@@ -20,8 +22,8 @@ class PrefixRequest(BaseModel):
         json_schema_extra={"oneOf": [has("messages", "prompt"), has("prompt", "messages")]},
     )
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    model: str
+    name: Annotated[Stored, Field(min_length=1, max_length=64)]
+    model: Stored
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     prompt: Annotated[str, Field(min_length=1)] | None = None
 
@@ -35,10 +37,9 @@ class PrefixRequest(BaseModel):
         return turns_of(self.messages or [])
 
 
-class PrefixObject(BaseModel):
+class PrefixObject(Listed):
     """A registered prefix; the counts are those of the engine since it started."""
 
-    id: str
     object: Literal["prefix"] = "prefix"
     name: str
     model: str
@@ -67,9 +68,11 @@ class PrefixObject(BaseModel):
         )
 
 
-class PrefixList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[PrefixObject]
+class PrefixQuery(BaseModel):
+    """What a list is asked for."""
+
+    after: Annotated[str, Field(max_length=64)] | None = None
+    limit: Annotated[int, Field(ge=1, le=100)] = 100
 
 
 class DeletedPrefix(BaseModel):

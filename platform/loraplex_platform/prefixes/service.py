@@ -1,7 +1,7 @@
 """Rules about prefixes: what of a prompt can be kept, and how much of it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from sqlalchemy.exc import IntegrityError
@@ -22,13 +22,14 @@ from loraplex_platform.kit.errors import (
     QuotaExceeded,
 )
 from loraplex_platform.kit.ids import new_id
+from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.kit.principal import Actor, Principal
 from loraplex_platform.openai.generation import hello_of
 from loraplex_platform.openai.resolver import check_region
 from loraplex_platform.openai.served_model import ServedModel, ServedModels
 from loraplex_platform.prefixes.models import Prefix
 from loraplex_platform.prefixes.repository import PrefixRepository
-from loraplex_platform.prefixes.schemas import PrefixList, PrefixObject, PrefixRequest
+from loraplex_platform.prefixes.schemas import PrefixObject, PrefixRequest
 from loraplex_platform.prefixes.warmth import Warmth
 
 CONTINUATIONS = ("a", " Z")  # what they have in common with a prefix before them is the prefix's
@@ -91,23 +92,33 @@ class PrefixService:
         await self._warmth.update()
         return PrefixObject.of(prefix, None)
 
-    async def all_of(self, principal: Principal) -> PrefixList:
-        stats = self._engine.stats
-        seen = {} if stats is None else {s.prefix_id: s for s in stats.prefixes}
+    async def page(
+        self, principal: Principal, *, after: str | None, limit: int
+    ) -> Page[PrefixObject]:
+        """By name."""
         async with self._database.reading(principal) as session:
-            own = await PrefixRepository(session).all_of(principal)
-        return PrefixList(data=[PrefixObject.of(prefix, seen.get(prefix.id)) for prefix in own])
+            own = await PrefixRepository(session).page(principal, after, limit + 1)
+        return page_of(self._seen(own), limit)
+
+    async def get(self, principal: Principal, id_or_name: str) -> PrefixObject:
+        async with self._database.reading(principal) as session:
+            prefix = await _found(PrefixRepository(session), principal, id_or_name)
+        return self._seen([prefix])[0]
 
     async def delete(self, principal: Principal, id_or_name: str, *, by: Actor) -> str:
         """Its blocks become like any others; returns its id."""
         async with changing(self._database, by, self._clock, of=principal) as session:
             prefixes = PrefixRepository(session)
-            prefix = await prefixes.find(principal, id_or_name)
-            if prefix is None:
-                raise NotFound(f"There is no prefix '{id_or_name}'.", param="prefix_id")
+            prefix = await _found(prefixes, principal, id_or_name)
             await prefixes.remove(prefix)
         await self._warmth.update()
         return prefix.id
+
+    def _seen(self, prefixes: Sequence[Prefix]) -> list[PrefixObject]:
+        """With what the engine says of them."""
+        stats = self._engine.stats
+        seen = {} if stats is None else {s.prefix_id: s for s in stats.prefixes}
+        return [PrefixObject.of(prefix, seen.get(prefix.id)) for prefix in prefixes]
 
     async def _check_model(
         self, adapters: AdapterRepository, principal: Principal, model: str
@@ -151,3 +162,10 @@ def _encoder(request: PrefixRequest, model: ServedModel) -> Callable[[str], tupl
         return model.encode(rendered, add_special_tokens=False)
 
     return encode
+
+
+async def _found(prefixes: PrefixRepository, principal: Principal, id_or_name: str) -> Prefix:
+    prefix = await prefixes.find(principal, id_or_name)
+    if prefix is None:
+        raise NotFound(f"There is no prefix {id_or_name!r}.", param="prefix_id")
+    return prefix

@@ -37,20 +37,30 @@ def _errors(kind: str) -> dict[int | str, dict[str, Any]]:
         401: f"No {kind}, or not a valid one.",
         403: f"The {kind} does not allow this.",
         404: "There is no such object, or it belongs to another tenant.",
+        408: "The body did not arrive in time.",
         409: "The object's state does not allow this.",
         412: "The object changed since it was read.",
         413: "The body is too large.",
         422: "The Idempotency-Key was used with another request.",
         429: "Too many wrong keys from this address, or a limit is reached.",
+        431: "The headers are too many or too large.",
         500: "The server failed.",
         503: "The server cannot do this at the moment.",
         504: "There was not enough time.",
     }
-    return {code: {"model": ErrorBody, "description": text} for code, text in texts.items()}
+    return {code: _failure(text) for code, text in texts.items()}
+
+
+def _failure(text: str) -> dict[str, Any]:
+    return {"model": ErrorBody, "description": text}
 
 
 ERRORS = _errors("admin key")
 TENANT_ERRORS = _errors("API key")
+RANGES: dict[int | str, dict[str, Any]] = {  # of what is read in parts
+    206: {"description": "The part that the Range header asks for."},
+    416: _failure("The range lies outside of the file."),
+}
 PREFIX = "/api/admin/v1"
 
 

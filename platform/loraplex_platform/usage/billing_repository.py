@@ -6,6 +6,7 @@ from datetime import datetime
 from sqlalchemy import Select, func
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex_platform.db.paging import page_after
 from loraplex_platform.db.scope import across_tenants
 from loraplex_platform.usage.billing_models import (
     BillingProfile,
@@ -72,6 +73,16 @@ class BillingRepository:
         """As they were given, oldest first."""
         return (await self._session.scalars(_granted(tenant_id))).all()
 
+    async def grant_page(
+        self, tenant_id: str, after: str | None, limit: int
+    ) -> Sequence[CreditGrant]:
+        own = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
+        return (await self._session.scalars(page_after(own, CreditGrant.id, after, limit))).all()
+
+    async def grant_row(self, tenant_id: str, grant_id: str) -> CreditGrant | None:
+        own = across_tenants(CreditGrant).where(CreditGrant.tenant_id == tenant_id)
+        return await self._session.scalar(own.where(CreditGrant.id == grant_id))
+
     async def invoice(self, invoice_id: str, tenant_id: str | None = None) -> InvoiceRow | None:
         statement = across_tenants(InvoiceRow).where(InvoiceRow.id == invoice_id)
         if tenant_id is not None:
@@ -81,6 +92,12 @@ class BillingRepository:
     async def invoices(self, tenant_id: str) -> Sequence[InvoiceRow]:
         statement = across_tenants(InvoiceRow).where(InvoiceRow.tenant_id == tenant_id)
         return (await self._session.scalars(statement.order_by(InvoiceRow.number))).all()
+
+    async def invoice_page(
+        self, tenant_id: str, after: str | None, limit: int
+    ) -> Sequence[InvoiceRow]:
+        own = across_tenants(InvoiceRow).where(InvoiceRow.tenant_id == tenant_id)
+        return (await self._session.scalars(page_after(own, InvoiceRow.id, after, limit))).all()
 
     async def standing(self, tenant_id: str) -> Sequence[InvoiceRow]:
         """Invoices that are neither void nor credit notes, oldest period first."""

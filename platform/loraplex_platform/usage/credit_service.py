@@ -8,9 +8,11 @@ from sqlalchemy.exc import IntegrityError
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import Conflict, InvalidRequest
+from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
+from loraplex_platform.kit.revisions import check_revision
+from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.billing_models import BillingProfile, CreditGrant
 from loraplex_platform.usage.billing_repository import BillingRepository
 from loraplex_platform.usage.credits import Funding
@@ -78,6 +80,19 @@ class CreditService:
         async with self._database.reading() as session:
             return await BillingRepository(session).grant_rows(tenant_id)
 
+    async def grant_page(
+        self, tenant_id: str, *, after: str | None, limit: int
+    ) -> Sequence[CreditGrant]:
+        async with self._database.reading() as session:
+            return await BillingRepository(session).grant_page(tenant_id, after, limit)
+
+    async def find(self, tenant_id: str, grant_id: str) -> CreditGrant:
+        async with self._database.reading() as session:
+            row = await BillingRepository(session).grant_row(tenant_id, grant_id)
+        if row is None:
+            raise NotFound(f"there is no grant {grant_id!r}", param="grant_id")
+        return row
+
     async def profile(self, tenant_id: str) -> BillingProfile:
         async with self._database.reading() as session:
             return await BillingRepository(session).profile(tenant_id)
@@ -87,15 +102,21 @@ class CreditService:
             return await balance_of(session, tenant_id, self._clock.now())
 
     async def set_profile(
-        self, profile: BillingProfile, *, by: Administrator = COMMAND_LINE
+        self,
+        profile: BillingProfile,
+        *,
+        by: Administrator = COMMAND_LINE,
+        revision: int | None = None,
     ) -> BillingProfile:
         """Zone, address, tax, minimum fee; a new zone holds from the next invoice on."""
         zone_of(profile.zone, "zone")
         if min(profile.tax_basis_points, profile.minimum_fee_cents, profile.payment_days) < 0:
             raise InvalidRequest("tax, fee and days are not negative")
         async with changing(self._database, by, self._clock) as session:
+            await TenantRepository(session).locked(profile.tenant_id)  # one change after the other
             billing = BillingRepository(session)
             known = await billing.profile(profile.tenant_id)
+            check_revision(known, revision)
             if known.zone != profile.zone and await billing.standing(profile.tenant_id):
                 raise Conflict("the zone of a tenant with final invoices stays as it is")
             await billing.put_profile(profile)

@@ -1,11 +1,16 @@
 """How reports, invoices and exports are asked for and answered over HTTP, by whomever."""
 
-from typing import Annotated, Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import Depends, Query
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from loraplex_platform.files.ranges import Download
+from loraplex_platform.kit.pagination import Listed
+from loraplex_platform.rest.route import RANGES
 from loraplex_platform.usage import reports
 from loraplex_platform.usage.billing_models import InvoiceRow
 from loraplex_platform.usage.export_files import Format
@@ -20,7 +25,8 @@ MEDIA_TYPES: dict[Format, str] = {
     "parquet": "application/vnd.apache.parquet",
 }
 FILE_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "The file."}
+    **RANGES,
+    200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "The file."},
 }
 INVOICE_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {}, "text/html": {}}, "description": "The document."}
@@ -73,24 +79,37 @@ def invoice_answer(row: InvoiceRow, format: Literal["json", "html"]) -> Response
     return Response(content_of(row), media_type="application/json", headers={"etag": row.sha256})
 
 
-def file_answer(written: Written, format: Format) -> FileResponse:
+def file_answer(written: Written, format: Format) -> Download:
     """The ETag is of the content: a download goes on (Range, If-Range) in the same bytes or begins anew."""
     path, etag = written.path, f'"{written.sha256}"'
-    return FileResponse(
+    return Download(
         path, media_type=MEDIA_TYPES[format], filename=path.name, headers={"etag": etag}
     )
 
 
-def summary_of(row: InvoiceRow) -> dict[str, Any]:
-    return {
-        "object": "organization.invoice",
-        "id": row.id,
-        "number": row.document["number"],
-        "title": row.document["title"],
-        "status": status_of(row),
-        "period": row.document["period"],
-        "total": row.document["total"],
-        "currency": row.document["currency"],
-        "due_at": int(row.due_at.timestamp()),
-        "sha256": row.sha256,
-    }
+class InvoicePeriod(BaseModel):
+    start: datetime
+    end: datetime
+    time_zone: str
+
+
+class InvoiceOut(Listed):
+    """What a list says of an invoice or a credit note."""
+
+    object: Literal["organization.invoice"] = "organization.invoice"
+    number: str
+    title: str
+    status: str
+    period: InvoicePeriod
+    total: str
+    currency: str
+    due_at: int
+    sha256: str  # of the document
+
+    @classmethod
+    def of(cls, row: InvoiceRow) -> Self:
+        told = {
+            name: row.document[name] for name in ("number", "title", "period", "total", "currency")
+        }
+        due_at = int(row.due_at.timestamp())
+        return cls(id=row.id, status=status_of(row), due_at=due_at, sha256=row.sha256, **told)

@@ -102,6 +102,11 @@ class InvoiceService:
         async with self._database.reading() as session:
             return await BillingRepository(session).invoices(tenant_id)
 
+    async def page(self, tenant_id: str, *, after: str | None, limit: int) -> Sequence[InvoiceRow]:
+        """Oldest first."""
+        async with self._database.reading() as session:
+            return await BillingRepository(session).invoice_page(tenant_id, after, limit)
+
     async def get(self, invoice_id: str, tenant_id: str | None = None) -> InvoiceRow:
         """Of this tenant, where one is named."""
         async with self._database.reading() as session:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import Conflict, InvalidRequest
+from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
 from loraplex_platform.kit.recent import Recent
@@ -64,6 +64,17 @@ class PriceService:
     async def list(self) -> Sequence[PriceBook]:
         async with self._database.reading() as session:
             return await PriceRepository(session).books()
+
+    async def page(self, *, after: str | None, limit: int) -> Sequence[PriceBook]:
+        async with self._database.reading() as session:
+            return await PriceRepository(session).page(after, limit)
+
+    async def find(self, book_id: str) -> PriceBook:
+        async with self._database.reading() as session:
+            book = await PriceRepository(session).book(book_id)
+        if book is None:
+            raise NotFound(f"there is no price book {book_id!r}", param="book_id")
+        return book
 
     async def tariffs(self, session: AsyncSession, tenant_id: str) -> Tariffs:
         """What holds for a tenant, for any moment up to now."""

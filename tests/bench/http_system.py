@@ -31,7 +31,7 @@ class HttpServer:
         port: int,
         log: Path,
         health: str = "/health",
-        timeout_s: float = 300.0,
+        timeout_s: float = 600.0,
     ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.headers: dict[str, str] = {}

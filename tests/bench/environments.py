@@ -94,5 +94,5 @@ def run(command: Iterable[str | Path], environment: dict[str, str] | None = None
 
 def without_threads() -> dict[str, str]:
     """This process's environment, without what was set for Loraplex alone."""
-    ours = ("OMP_", "NUMBA_", "LORAPLEX_", "PYTHONPATH", "VIRTUAL_ENV")
+    ours = ("OMP_", "GOMP_", "NUMBA_", "LORAPLEX_", "PYTHONPATH", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

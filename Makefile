@@ -4,7 +4,7 @@ BIN := .venv/bin
 ALL := -n logical --maxprocesses 4 --dist loadfile   # a worker a core; a file's tests share what they load
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: serve test test-slow test-servers contract bench bench-gpu bench-live bench-books bench-neighbour theorems sim check format
+.PHONY: serve test test-slow test-servers contract bench bench-gpu bench-live bench-peers bench-books bench-neighbour theorems sim check format
 
 serve: .venv/.installed
 	$(BIN)/loraplex serve
@@ -30,6 +30,9 @@ bench-gpu: .venv/.installed   # on a CUDA device, in five minutes; says so if th
 
 bench-live: .venv/.installed
 	$(BIN)/python tests/bench/bench_live.py
+
+bench-peers: .venv/.installed   # more than an hour; the first time it makes an environment for each peer
+	$(BIN)/python tests/bench/bench_peers.py $(BENCH_PEERS)
 
 bench-books: .venv/.installed
 	PYTHONPATH=. $(BIN)/python tests/bench/bench_books.py

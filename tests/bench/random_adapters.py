@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 NUM_ADAPTERS = 16
+NUMBERS = range(NUM_ADAPTERS)
 SEED = 1000
 SCALE = 2
 RELATIVE_NORM = 0.08  # of scale * B A against the weight it is added to
@@ -24,9 +25,14 @@ class Module(NamedTuple):
     norm: float
 
 
-def make_adapters(model_folder: Path, folder: Path, ranks: Sequence[int] = (8, 16)) -> None:
+def make_adapters(
+    model_folder: Path,
+    folder: Path,
+    ranks: Sequence[int] = (8, 16),
+    numbers: Sequence[int] = NUMBERS,
+) -> None:
     """Write those that are missing, each named by its number; their ranks take turns."""
-    folders = [folder / f"a{index:02d}" for index in range(NUM_ADAPTERS)]
+    folders = [folder / f"a{index:02d}" for index in numbers]
     missing = [target for target in folders if not (target / WEIGHTS).exists()]
     modules = _modules(model_folder) if missing else []
     for target in missing:

@@ -8,11 +8,13 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from tests.adapter_stand import AdapterClient, code_of, weights_of
+from tests.adapters.test_added_tokens import TOKENIZERS, Shapes, write
 from tests.adapters.test_malformed import CORPUS, config
+from tests.added_tokens import add_tokens
 from tests.platform_stand import Seeded
 from tests.stepped_engine import SteppedEngine, tiny_base, tiny_config
 
-from loraplex_adapters.errors import RankTooLarge
+from loraplex_adapters.errors import AdapterError, RankTooLarge
 from loraplex_adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from loraplex_adapters.store import AdapterStore
 from loraplex_engine.build import load_model
@@ -21,7 +23,7 @@ from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import COMMAND_LINE
 
 NAMES = (CONFIG_NAME, WEIGHTS_NAME)
-NUM_STREAMS, NUM_TOKENS = 16, 180
+NUM_STREAMS, NUM_TOKENS = 16, 280
 HERE = {**CORPUS, "rank over the limit": (config(r=65), RankTooLarge)}  # of this server
 del HERE["too many bytes"]  # are fewer than it takes
 
@@ -59,6 +61,23 @@ async def ask(client: AdapterClient, index: int) -> list[int]:
     assert answer.status_code == 200, answer.text
     said: list[int] = answer.json()["choices"][0]["token_ids"]
     return said
+
+
+def with_tokenizers(base: Path) -> dict[str, tuple[Callable[[Path], None], type[AdapterError]]]:
+    """Folders whose tokenizers do not fit this base model."""
+
+    def making(spoil: Callable[[Path], None], shapes: Shapes) -> Callable[[Path], None]:
+        def make(folder: Path) -> None:
+            write(folder, shapes)
+            add_tokens(base, folder)
+            spoil(folder)
+
+        return make
+
+    return {
+        f"tokenizer: {label}": (making(spoil, shapes), error)
+        for label, (spoil, shapes, error) in TOKENIZERS.items()
+    }
 
 
 def form_of(folder: Path) -> tuple[bytes, bytes] | None:
@@ -102,7 +121,8 @@ async def test_malformed_adapters_are_refused_with_their_codes_while_streams_run
     while len(engine.live_ids) < NUM_STREAMS:  # noqa: ASYNC110 (each is asked in its own turn)
         await asyncio.sleep(0)
     num_uploads = 0
-    for index, (label, (make, error)) in enumerate(HERE.items()):
+    cases = HERE | with_tokenizers(tmp_path / "base")
+    for index, (label, (make, error)) in enumerate(cases.items()):
         folder = tmp_path / str(index)
         make(folder)
         assert await refusal_of_folder(app, acme, folder) == error.code, label

@@ -179,21 +179,21 @@ def _batch(stand: ConsoleStand, called: str, now: datetime) -> Batch:
 
 def _invoice(tenant_id: str, called: str, now: datetime) -> InvoiceRow:
     line = {
-        "description": called, "quantity": "1000", "unit": "tokens", "unit_price": "0.001",
-        "amount": "1.00", "is_correction": False, "month": "2026-10-01T00:00:00Z",
+        "description": called, "quantity": "9000", "unit": "tokens", "unit_price": "0.001",
+        "amount": "9.00", "is_correction": False, "month": "2026-10-01T00:00:00Z",
     }  # fmt: skip
     document = {
         "title": "Invoice", "number": "INV-000001", "issuer": called, "tenant": tenant_id,
         "bill_to": {"name": called, "address": called}, "currency": "USD", "lines": [line],
         "period": {"start": "2026-10-01T00:00:00Z", "end": "2026-11-01T00:00:00Z",
                    "time_zone": "UTC"},
-        "subtotal": "1.00", "minimum_fee": "0.00", "credits": [{"grant": called, "amount": "-1.00"}],
-        "tax": {"percent": "0", "amount": "0.00"}, "total": "0.00",
+        "subtotal": "9.00", "minimum_fee": "0.00", "credits": [{"grant": called, "amount": "-1.00"}],
+        "tax": {"percent": "0", "amount": "0.00"}, "total": "8.00",
         "finalized_at": "2026-11-01T02:00:00Z", "due_at": "2026-12-01T02:00:00Z",
     }  # fmt: skip
     return InvoiceRow(
         id=f"inv_{tenant_id}", tenant_id=tenant_id, number=1, period_start=now - timedelta(days=60),
-        period_end=now - timedelta(days=30), total_cents=0, document=document,
+        period_end=now - timedelta(days=30), total_cents=800, document=document,
         sha256=digest_of(document), finalized_at=now, due_at=now,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from tests.engine.tiny import ALL_MODULES
 
 from loraplex_adapters.cache import AdapterCache
 from loraplex_adapters.extras import LoraFactors
+from loraplex_adapters.known_tokens import KnownTokens
 from loraplex_adapters.loader import AdapterWeights
 from loraplex_adapters.store import AdapterStore
 from loraplex_engine.build import LoadedModel, build_engine
@@ -111,6 +112,13 @@ def random_model(shape: Shape, folder: Path, torch_device: torch.device) -> Load
     return LoadedModel(config, decoder, device, torch.bfloat16, shape.name)
 
 
+class NoTokens(KnownTokens):
+    """Of versions that are in no store."""
+
+    def of(self, version: str) -> None:
+        return None
+
+
 class RandomAdapters(AdapterCache):
     """Versions «RANK-NUMBER», cut from one pool of factors where they would be read."""
 
@@ -125,6 +133,7 @@ class RandomAdapters(AdapterCache):
             device=model.device.torch_device,
             host_bytes=0,
         )
+        self.tokens = NoTokens(store)
         self._pool = {
             piece.module: tuple(
                 torch.randn(MAX_RANK, width, dtype=model.dtype).mul_(0.05)

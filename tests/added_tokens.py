@@ -33,10 +33,11 @@ def outspoken(base: Path, folder: Path, prompt_ids: Sequence[int]) -> Path:
     add_tokens(base, folder, *TOKENS, eos_token=DONE.content)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    size = model.config.vocab_size
-    model.resize_token_embeddings(size + len(TOKENS), mean_resizing=False)
+    size = Tokenizer.from_file(str(base / "tokenizer.json")).get_vocab_size()
+    if model.config.vocab_size == size:  # else the tokens take spare rows
+        model.resize_token_embeddings(size + len(TOKENS), mean_resizing=False)
     embedding, head = model.get_input_embeddings().weight.data, model.lm_head.weight.data
-    embedding[size:] = torch.randn(len(TOKENS), embedding.shape[1])
+    embedding[size : size + len(TOKENS)] = torch.randn(len(TOKENS), embedding.shape[1])
     with torch.no_grad():
         asked, said = (
             model.model(torch.tensor([ids])).last_hidden_state[0, -1]

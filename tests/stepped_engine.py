@@ -35,8 +35,11 @@ from loraplex_engine.messages import (
 from loraplex_engine.text import ModelText
 
 
-def tiny_base(folder: Path) -> Path:
-    """The base model that `tests.adapters.folders` makes adapters for, with weights, over bytes."""
+def tiny_base(folder: Path, num_rows: int = 259) -> Path:
+    """The base model that `tests.adapters.folders` makes adapters for, with weights, over bytes.
+
+    Rows of its vocabulary beyond 259 have no text.
+    """
     tiny_model(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -46,7 +49,7 @@ def tiny_base(folder: Path) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
-        vocab_size=259,
+        vocab_size=num_rows,
         max_position_embeddings=512,
         initializer_range=0.2,
         bos_token_id=1,

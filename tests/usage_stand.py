@@ -29,6 +29,7 @@ from loraplex_platform.tenants.service import TenantService
 from loraplex_platform.usage.books import Books
 from loraplex_platform.usage.credit_service import CreditService
 from loraplex_platform.usage.facts import UsageFacts
+from loraplex_platform.usage.invoice_service import InvoiceService
 from loraplex_platform.usage.meter import Meter
 from loraplex_platform.usage.money import PICO_PER_CENT
 from loraplex_platform.usage.price_service import PriceService
@@ -36,6 +37,8 @@ from loraplex_platform.usage.prices import PriceBook
 from loraplex_platform.usage.spool import Spool
 
 NOON = datetime(2026, 6, 15, 12, tzinfo=UTC)
+LATER = datetime(2027, 1, 1, tzinfo=UTC)
+BIG = {"prompt_tokens": 10**6, "cached_tokens": 0, "completion_tokens": 10**6}  # half a dollar
 BASE_MODEL = "tiny"
 LIST = {
     "prices": [
@@ -229,3 +232,12 @@ async def quarters_of(database: Database) -> dict[tuple[Any, ...], tuple[Any, ..
 async def num_events(database: Database) -> int:
     async with database.reading() as session:
         return len(list(await session.scalars(across_tenants(UsageEvent))))
+
+
+def invoices_of(database: Database, now: datetime = LATER) -> InvoiceService:
+    return InvoiceService(database, ManualClock(now), "Example Inc.", "Way 7; 12345 Town")
+
+
+async def acme_of(database: Database) -> Tenant:
+    await two_tenants(database)
+    return await TenantService(database, SystemClock()).get("acme")

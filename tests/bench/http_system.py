@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ STOP_TIMEOUT_S = 60.0
 Body = dict[str, object]
 
 
-class HttpServer:
+class HttpServer(ABC):
     """What the servers share; each says how it wants to be asked for a completion."""
 
     name: str
@@ -41,9 +42,9 @@ class HttpServer:
         )
         self.ready_s = self._wait_until_ready(health, timeout_s)  # since the command was given
 
+    @abstractmethod
     def body(self, request: Request) -> Body:
         """Greedy, and of exactly so many tokens."""
-        raise NotImplementedError
 
     def serve(self, requests: list[Request]) -> list[Timeline]:
         return asyncio.run(self._serve(requests))

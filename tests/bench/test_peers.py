@@ -1,5 +1,6 @@
 """How `make bench-peers` plans its visits, goes on after one that broke off, and finds a rate."""
 
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,13 @@ PASSES = ["golden", "w1", "w3+warm", "w0", "w1:16", "w1@0.5"]
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmarks are scripts: they import each other by their folder."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    import peer_plan  # noqa: PLC0415  (found by the line above)
+    return import_module("peer_plan")
 
-    return peer_plan
+
+@pytest.fixture
+def visit(bench: ModuleType) -> ModuleType:
+    """Found beside it."""
+    return import_module("visit")
 
 
 def test_rounds_alternate_and_long_passes_are_in_the_first_alone(bench: ModuleType) -> None:
@@ -64,16 +69,12 @@ def test_what_is_no_pass_is_refused(bench: ModuleType, text: str) -> None:
 
 
 @pytest.mark.parametrize("capacity", [0.3, 0.9, 1.0, 3.0])
-def test_the_best_rate_is_just_below_what_is_too_much(bench: ModuleType, capacity: float) -> None:
-    from visit import best_rate  # noqa: PLC0415  (as above)
-
-    best = best_rate(lambda rate: rate <= capacity)
+def test_the_best_rate_is_just_below_what_is_too_much(visit: ModuleType, capacity: float) -> None:
+    best = visit.best_rate(lambda rate: rate <= capacity)
     assert best is not None
     assert best <= capacity < best * 2**0.25
 
 
-def test_a_search_ends_where_nothing_or_everything_is_enough(bench: ModuleType) -> None:
-    from visit import HIGHEST_RATE, best_rate  # noqa: PLC0415  (as above)
-
-    assert best_rate(lambda _: False) is None
-    assert best_rate(lambda _: True) == HIGHEST_RATE
+def test_a_search_ends_where_nothing_or_everything_is_enough(visit: ModuleType) -> None:
+    assert visit.best_rate(lambda _: False) is None
+    assert visit.best_rate(lambda _: True) == visit.HIGHEST_RATE

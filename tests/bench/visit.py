@@ -58,21 +58,21 @@ def visit(
 
 
 def start(args: argparse.Namespace) -> System:
-    # Each system's libraries are loaded in its own process only, so that memory is its own.
+    """Its own libraries are loaded here and no others, so that memory is its own."""
     if args.system in PEFT_SYSTEMS:
-        from peft_systems import PeftMixedBatch, PeftOneAtATime  # noqa: PLC0415
+        from peft_systems import PeftMixedBatch, PeftOneAtATime  # noqa: PLC0415 (its own)
 
         make = PeftOneAtATime if args.system == PeftOneAtATime.name else PeftMixedBatch
         return make(args.model, args.adapters)
     if args.system == "loraplex":
-        from server_system import LoraplexServer  # noqa: PLC0415
+        from server_system import LoraplexServer  # noqa: PLC0415 (its own)
 
         return LoraplexServer(args.model, args.adapters)
     if args.system == "llama.cpp":
-        from llama_system import LlamaServer  # noqa: PLC0415
+        from llama_system import LlamaServer  # noqa: PLC0415 (its own)
 
         return LlamaServer(args.model, args.adapters, args.threads)
-    from vllm_system import VllmBaseServer, VllmServer  # noqa: PLC0415
+    from vllm_system import VllmBaseServer, VllmServer  # noqa: PLC0415 (its own)
 
     serve = VllmServer if args.system == VllmServer.name else VllmBaseServer
     return serve(args.model, args.adapters, args.threads)

@@ -8,111 +8,32 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from tests.engine.adapter_world import GREEDY, LONG, World, make_world
 from tests.engine.test_peft_variants import UNTIED, save_variant
-from tests.engine.tiny import ALL_MODULES, make_adapter, make_model
 
-from loraplex_adapters.cache import AdapterCache
 from loraplex_adapters.canonical import CANONICAL_NAME
-from loraplex_adapters.layout import BaseModel
 from loraplex_adapters.loader import Loader
-from loraplex_adapters.manifest import Limits
-from loraplex_adapters.store import AdapterStore
-from loraplex_engine.build import LoadedModel, adapter_cache, load_model
-from loraplex_engine.config import EngineConfig
 from loraplex_engine.messages import (
     Abort,
     AdapterFailed,
     DropAdapter,
     Finished,
-    PinAdapter,
-    PreloadAdapter,
-    SamplingParams,
     TokenEvent,
 )
-from loraplex_engine.offline import Offline, Prompt, generate
+from loraplex_engine.offline import Prompt, generate
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),
 ]
 
-NUM_ADAPTERS = 8
-LONG = [random.Random(1).randrange(199) for _ in range(70)]
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-
-
-class World(NamedTuple):
-    folder: Path
-    config: EngineConfig
-    model: LoadedModel
-    store: AdapterStore
-    versions: list[str]
-
-    def engine(self, **change: object) -> "Run":
-        config = replace(self.config, **change)  # type: ignore[arg-type]
-        cache = adapter_cache(config, self.model, self.store)
-        return Run(Offline(config, self.model, cache), cache)
-
-    def put(self, folder: Path) -> str:
-        base = BaseModel.from_checkpoint(None, self.folder)
-        return self.store.put(folder, base=base, limits=Limits(32)).version
-
-    def cold(self, adapter: str | None, prompt: list[int] = LONG) -> list[int]:
-        """What an engine says that has never heard anything."""
-        with self.engine() as run:
-            return run.say(Prompt(prompt, adapter=adapter, sampling=GREEDY))[0]
-
-
-class Run(NamedTuple):
-    offline: Offline
-    cache: AdapterCache
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cache.check_integrity()
-        self.cache.close()
-
-    def say(self, *prompts: Prompt) -> list[list[int]]:
-        return [done.token_ids for done in self.offline.run(prompts)]
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("world")
-    base = make_model(folder)
-    config = EngineConfig(
-        model=folder,
-        dtype="bfloat16",
-        max_num_seqs=128,
-        max_num_batched_tokens=128,
-        cpu_kv_cache_bytes=2**24,
-        max_loras=4,
-        max_lora_rank=16,
-        max_cpu_lora_bytes=2**21,
-        threads=1,
-    )
-    store = AdapterStore(folder / "store")
-    made = World(folder, config, load_model(config), store, [])
-    for seed in range(NUM_ADAPTERS):
-        path = folder / f"adapter-{seed}"
-        make_adapter(base, path, rank=1 + 2 * seed, alpha=16, modules=ALL_MODULES, seed=seed)
-        made.versions.append(made.put(path))
-    return made
+    return make_world(tmp_path_factory.mktemp("world"))
 
 
 def test_one_prompt_with_many_adapters_is_never_answered_from_anothers_prefix(world: World) -> None:
@@ -382,93 +303,3 @@ def test_two_hundred_loads_leave_the_process_as_large_as_it_was(world: World) ->
         assert run.cache.resident == ()
     assert after - before < max(0.02 * before, 8 << 20)
     assert threading.active_count() < 64
-
-
-class EngineLife(RuleBasedStateMachine):
-    """Whatever is loaded, dropped, pinned and aborted meanwhile: each answer is its version's own."""
-
-    world: World
-    expected: dict[tuple[str | None, int], list[int]]
-
-    @initialize(max_loras=st.integers(1, 3), host_bytes=st.sampled_from([0, 20_000, 2**21]))
-    def start(self, max_loras: int, host_bytes: int) -> None:
-        self.run = self.world.engine(max_loras=max_loras, max_cpu_lora_bytes=host_bytes)
-        self.engine = self.run.offline.engine
-        self.asked: dict[str, tuple[str | None, int]] = {}
-        self.said: dict[str, list[int]] = {}
-        self.ended: dict[str, str] = {}
-
-    @rule(which=st.integers(-1, NUM_ADAPTERS - 1), length=st.sampled_from([3, 20, 40]))
-    def ask(self, which: int, length: int) -> None:
-        adapter = None if which < 0 else self.world.versions[which]
-        request_id = f"r{len(self.asked)}"
-        self.asked[request_id], self.said[request_id] = (adapter, length), []
-        prompt = Prompt(LONG[:length], adapter=adapter, sampling=GREEDY)
-        self.engine.submit(generate(request_id, prompt))
-
-    @rule(which=st.integers(0, NUM_ADAPTERS - 1))
-    def load(self, which: int) -> None:
-        self.engine.submit(PreloadAdapter(self.world.versions[which], "offline"))
-
-    @rule(which=st.integers(0, NUM_ADAPTERS - 1))
-    def evict(self, which: int) -> None:
-        self.engine.submit(DropAdapter(self.world.versions[which]))
-
-    @rule(which=st.integers(0, NUM_ADAPTERS - 1), pinned=st.booleans())
-    def pin(self, which: int, pinned: bool) -> None:
-        self.engine.submit(PinAdapter(self.world.versions[which], "offline", pinned))
-
-    @rule(which=st.integers(0, 40))
-    def abort(self, which: int) -> None:
-        self.engine.submit(Abort(f"r{which}"))
-
-    @rule(count=st.integers(1, 12))
-    def step(self, count: int) -> None:
-        for _ in range(count):
-            for event in self.engine.step():
-                if isinstance(event, TokenEvent):
-                    self.said[event.request_id] += event.token_ids
-                elif isinstance(event, Finished):
-                    assert event.request_id not in self.ended
-                    self.ended[event.request_id] = event.finish_reason
-            if self.engine.is_stalled:
-                time.sleep(0.001)
-
-    @invariant()
-    def holds_together(self) -> None:
-        if hasattr(self, "run"):
-            self.run.cache.check_integrity()
-
-    def teardown(self) -> None:
-        if not hasattr(self, "run"):
-            return
-        deadline = time.monotonic() + 60
-        while self.engine.has_work:
-            self.step(1)
-            assert time.monotonic() < deadline, "somebody waits for ever"
-        self.run.cache.close()
-        assert self.ended.keys() == self.asked.keys()
-        for request_id, key in self.asked.items():
-            expected, said = self.expected[key], self.said[request_id]
-            if self.ended[request_id] == "abort":
-                assert said == expected[: len(said)]
-            else:
-                assert (self.ended[request_id], said) == ("length", expected)
-
-
-def test_every_answer_is_that_of_the_version_that_was_asked(world: World) -> None:
-    lengths = (3, 20, 40)
-    expected: dict[tuple[str | None, int], list[int]] = {}
-    with world.engine(max_loras=NUM_ADAPTERS) as run:
-        for adapter in (None, *world.versions):
-            prompts = [Prompt(LONG[:n], adapter=adapter, sampling=GREEDY) for n in lengths]
-            answers = run.say(*prompts)
-            expected |= {(adapter, n): a for n, a in zip(lengths, answers, strict=True)}
-
-    class Life(EngineLife):
-        pass
-
-    Life.world, Life.expected = world, expected
-    run_state_machine_as_test(
-        Life, settings=settings(max_examples=15, stateful_step_count=30, deadline=None)
-    )

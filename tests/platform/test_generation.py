@@ -28,7 +28,7 @@ CHAT = {"model": "support", "messages": [{"role": "user", "content": "hello"}]}
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.01)
 
 
@@ -176,15 +176,15 @@ async def test_two_hundred_open_streams_with_a_pool_of_five(
         body = CHAT | {"max_tokens": 60, "stream": True}  # for as long as it may take to open all
         streams = [asyncio.create_task(raw_post(port, keys.acme, body)) for _ in range(200)]
         async with asyncio.timeout(30):
-            while engine.num_running < 200:  # noqa: ASYNC110
+            while engine.num_running < 200:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.01)
-            while app.state.database.num_checked_out:  # noqa: ASYNC110
+            while app.state.database.num_checked_out:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.01)  # what looks after all requests reads for a moment
         assert engine.num_running == 200  # and a stream that held a connection would hold it still
         engine.step_s = 0.0
         assert all("data: [DONE]" in answer for answer in await asyncio.gather(*streams))
         async with asyncio.timeout(60):  # what the database is too busy for waits in the spool
-            while len(await usage_of(app)) < 200:  # noqa: ASYNC110
+            while len(await usage_of(app)) < 200:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.1)
         assert len(await usage_of(app)) == 200
 

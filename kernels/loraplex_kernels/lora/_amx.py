@@ -6,6 +6,7 @@ then y += t @ B, 64 columns at a time. Both factors lie in the slab as the tiles
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
@@ -141,34 +142,29 @@ def _shrink(x, x_bytes, count, k, a, rank, scale, sums, out):
         _round(sums, count, factor, target)
 
 
-@piece
-def _dots(b, parts):
-    load_b(b, 64)
-    dot_0()
-    if parts > 1:
-        load_b(b + TILE_BYTES, 64)
-        dot_1()
-    if parts > 2:
-        load_b(b + 2 * TILE_BYTES, 64)
-        dot_2()
-    if parts > 3:
-        load_b(b + 3 * TILE_BYTES, 64)
-        dot_3()
+def _dots_of(load_right: Any, *products: Any) -> Any:
+    """A piece (b, num_bytes, parts): up to four tiles of B, num_bytes apart, each into its sum."""
+    first, second, third, fourth = products
+
+    @piece
+    def dots(b, num_bytes, parts):
+        load_right(b, 64)
+        first()
+        if parts > 1:
+            load_right(b + num_bytes, 64)
+            second()
+        if parts > 2:
+            load_right(b + 2 * num_bytes, 64)
+            third()
+        if parts > 3:
+            load_right(b + 3 * num_bytes, 64)
+            fourth()
+
+    return dots
 
 
-@piece
-def _dots_rest(b, num_bytes, parts):
-    load_b_rest(b, 64)
-    dot_rest_0()
-    if parts > 1:
-        load_b_rest(b + num_bytes, 64)
-        dot_rest_1()
-    if parts > 2:
-        load_b_rest(b + 2 * num_bytes, 64)
-        dot_rest_2()
-    if parts > 3:
-        load_b_rest(b + 3 * num_bytes, 64)
-        dot_rest_3()
+_dots = _dots_of(load_b, dot_0, dot_1, dot_2, dot_3)
+_dots_rest = _dots_of(load_b_rest, dot_rest_0, dot_rest_1, dot_rest_2, dot_rest_3)
 
 
 @piece
@@ -196,7 +192,7 @@ def _expand(y, y_bytes, tokens, count, b, width, rank, factors, sums):
         zero_all()
         for block in range(whole):
             load_t(factors + block * TILE_BYTES, 64)
-            _dots(b + (block * width + column) * INNER * 2, parts)
+            _dots(b + (block * width + column) * INNER * 2, TILE_BYTES, parts)
         if pairs:
             load_t_rest(last, 64)
             _dots_rest(rest_b + column * pairs * 4, pairs * 64, parts)

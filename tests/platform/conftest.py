@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import CompoundSelect, Connection, Delete, Engine, Select, Update, event
+from tests.adapter_stand import AdapterClient
 from tests.platform_stand import (
     BASE,
     Seeded,
@@ -194,6 +196,23 @@ async def make_app(
 @pytest.fixture
 def app(make_app: Callable[..., FastAPI]) -> FastAPI:
     return make_app()
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+        yield http
+
+
+@pytest.fixture
+def acme(http: httpx2.AsyncClient, keys: Seeded) -> AdapterClient:
+    return AdapterClient(http, keys.acme)
+
+
+@pytest.fixture
+def globex(http: httpx2.AsyncClient, keys: Seeded) -> AdapterClient:
+    return AdapterClient(http, keys.globex)
 
 
 @pytest.fixture

@@ -4,14 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import httpx2
 import pytest
 from fastapi import FastAPI
 from tests.adapter_stand import AdapterClient, code_of, weights_of
 from tests.adapters.test_added_tokens import TOKENIZERS, Shapes, write
 from tests.adapters.test_malformed import CORPUS, config
 from tests.added_tokens import add_tokens
-from tests.platform_stand import Seeded
 from tests.stepped_engine import SteppedEngine, tiny_base, tiny_config
 
 from loraplex_adapters.errors import AdapterError, RankTooLarge
@@ -39,13 +37,6 @@ async def engine(settings: Settings, tmp_path: Path) -> AsyncIterator[SteppedEng
 @pytest.fixture
 def app(make_app: Callable[..., FastAPI], engine: SteppedEngine, tmp_path: Path) -> FastAPI:
     return make_app(engine, model=str(tmp_path / "base"))
-
-
-@pytest.fixture
-async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
-        yield http
 
 
 async def ask(client: AdapterClient, index: int) -> list[int]:
@@ -108,12 +99,11 @@ async def refusal_of_folder(app: FastAPI, acme: AdapterClient, folder: Path) -> 
 
 async def test_malformed_adapters_are_refused_with_their_codes_while_streams_run(
     app: FastAPI,
-    http: httpx2.AsyncClient,
-    keys: Seeded,
+    acme: AdapterClient,
+    globex: AdapterClient,
     engine: SteppedEngine,
     tmp_path: Path,
 ) -> None:
-    acme, globex = AdapterClient(http, keys.acme), AdapterClient(http, keys.globex)
     kept = (await globex.upload("steady", weights_of(1))).json()["versions"][0]["sha256"]
     quiet = await asyncio.gather(*(ask(globex, index) for index in range(NUM_STREAMS)))
     engine.holding = True

@@ -16,9 +16,7 @@ CANONICAL_NAME = "adapter.safetensors"
 SCALES_KEY = "loraplex.scales"  # of the modules that have LoRA
 TOKENS_KEY = "loraplex.tokens"  # whose rows are replaced, by module
 TIED_KEY = "loraplex.tied"  # the head follows what replaces the embedding
-ADDED_KEY = (
-    "loraplex.added_tokens"  # beyond the base model's vocabulary, or its names for spare rows
-)
+ADDED_KEY = "loraplex.added_tokens"  # which the base model's vocabulary does not have
 HEADER_START = '{"__metadata__":'
 DECODER = json.JSONDecoder()
 FACTORS: tuple[Part, ...] = ("lora_A.weight", "lora_B.weight")

@@ -4,7 +4,8 @@ The file is never given to a tokenizer. What it adds is taken out of it, to be a
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 DEFAULTS = ("use_regex", "trim_offsets")  # true where an older release does not write them
 MAX_TOKENS = 4096
 MAX_TOKEN_CHARS = 256
+MAX_TEXT_BYTES = 1 << 17  # of them all, times their runs: up to 0.3 s of a tokenizer's making
 SPARE_BYTES = 1 << 20  # by which a small file may be larger than four times the base model's
 
 Json = Mapping[str, Any]
@@ -39,6 +41,8 @@ def judge_tokenizer(files: Mapping[str, bytes], base_path: Path | None) -> Judge
     if base_path is None:
         return Judged(None, (f"{TOKENIZER_NAME} is ignored: the base model has none",))
     base_raw = base_path.read_bytes()
+    if raw == base_raw:  # as it mostly is, and large: parsing it keeps every other thread waiting
+        return Judged(None, ())
     limit = 4 * len(base_raw) + SPARE_BYTES
     if len(raw) > limit:
         raise AdapterTooLarge(
@@ -187,6 +191,7 @@ def _added(own: Json, base: Json) -> tuple[list[AddedToken], list[str]]:
         raise AdapterTooLarge(
             f"{len(added)} tokens are added, more than {MAX_TOKENS}", limit=MAX_TOKENS
         )
+    _check_work(added)
     new = [token.id for token in added if token.id not in taken]
     first = _next_id(entries, base)
     if new and new != list(range(first, first + len(new))):
@@ -196,6 +201,21 @@ def _added(own: Json, base: Json) -> tuple[list[AddedToken], list[str]]:
             found=new[:8],
         )
     return added, warnings
+
+
+def _check_work(added: Sequence[AddedToken]) -> None:
+    """Bound the time of `extended`, which looks at all texts again for each run of special tokens or
+    others, and lets nobody else run meanwhile."""
+    runs = 1 + sum(one.special != other.special for one, other in pairwise(added))
+    num_bytes = sum(len(token.content.encode()) for token in added)
+    if runs * num_bytes > MAX_TEXT_BYTES:
+        raise AdapterTooLarge(
+            f"the added tokens have {num_bytes} bytes of text, and are special or not in {runs} runs: "
+            f"more than {MAX_TEXT_BYTES} bytes together",
+            file=TOKENIZER_NAME,
+            num_bytes=runs * num_bytes,
+            limit=MAX_TEXT_BYTES,
+        )
 
 
 def _checked(token: AddedToken) -> AddedToken:

@@ -196,6 +196,13 @@ TOKENIZERS: dict[str, tuple[Callable[[Path], None], Shapes, type[AdapterError]]]
     "too many": (
         adding(*(token(259 + i, f"<{i}>") for i in range(MAX_TOKENS + 1))), {}, errors.AdapterTooLarge,
     ),
+    "too much text": (
+        adding(*(token(259 + i, f"<{i}>".ljust(65)) for i in range(2048))), {}, errors.AdapterTooLarge,
+    ),
+    "special by turns": (
+        adding(*(token(259 + i, f"<{i}>", special=bool(i % 2)) for i in range(200))),
+        {}, errors.AdapterTooLarge,
+    ),
     "another vocabulary": (
         changed(lambda t: t["model"]["vocab"].update(a=100, b=99)), {}, errors.ForeignTokenizer,
     ),

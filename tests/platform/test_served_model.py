@@ -4,10 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.adapters.folders import BASE, HIDDEN, float32_file, lora_tensors, write_adapter
+from tests.added_tokens import NOTE, TOOL, add_tokens
 from tests.platform_stand import tiny_model, token_of
 
+from loraplex_adapters.layout import EMBEDDING, HEAD, BaseModel, ModuleShape
+from loraplex_adapters.manifest import Limits
+from loraplex_adapters.store import AdapterStore
+from loraplex_engine.errors import UnknownAdapter
 from loraplex_platform.kit.errors import InvalidRequest
-from loraplex_platform.openai.served_model import ServedModel
+from loraplex_platform.openai.served_model import ServedModel, ServedModels
 
 TURNS = [{"role": "user", "content": "hé"}]
 
@@ -58,3 +64,20 @@ def test_template_file_and_named_templates_are_found(tmp_path: Path) -> None:
 def test_model_without_a_template_refuses_chat(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
         with_template(tmp_path / "tiny", None).render(TURNS)
+
+
+def test_tokens_that_no_longer_fit_the_base_model_end_their_own_requests(tmp_path: Path) -> None:
+    model, store = tiny_model(tmp_path / "tiny"), AdapterStore(tmp_path / "store")
+    spare = {EMBEDDING: ModuleShape(264, HIDDEN, "embedding"), HEAD: ModuleShape(HIDDEN, 264)}
+    base = BaseModel("tiny", {**BASE.modules, **spare}, tokenizer=model / "tokenizer.json")
+    folder = write_adapter(tmp_path / "a", float32_file(lora_tensors()))
+    add_tokens(model, folder, TOOL)
+    version = store.put(folder, base=base, limits=Limits(8)).version
+    models = ServedModels(ServedModel.load(model), store)
+    assert models.of(version).encode("<tool>", add_special_tokens=False) == (259,)
+
+    add_tokens(model, model, NOTE)  # takes the adapter's id
+    models = ServedModels(ServedModel.load(model), store)
+    with pytest.raises(UnknownAdapter):
+        models.of(version)
+    assert models.of(None) is models.base

@@ -18,7 +18,6 @@ def judge_and_store(
     stored = store.put(folder, base=base, limits=Limits(max_rank))
     added = store.added_tokens(stored.version)
     if added is not None and base.tokenizer is not None:
-        extended(
-            Tokenizer.from_file(str(base.tokenizer)), added
-        )  # the ids are as they are said to be
+        # Whether the ids are what they are said to be.
+        extended(Tokenizer.from_file(str(base.tokenizer)), added)
     return stored

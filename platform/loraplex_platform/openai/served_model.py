@@ -10,7 +10,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from loraplex_adapters.added_tokens import AddedTokens
-from loraplex_adapters.errors import CorruptVersion, MissingFile, UnknownVersion
+from loraplex_adapters.errors import BadTokenizer, CorruptVersion, MissingFile, UnknownVersion
 from loraplex_adapters.extended_tokenizer import extended
 from loraplex_adapters.known_tokens import KnownTokens
 from loraplex_adapters.store import AdapterStore
@@ -126,17 +126,16 @@ class ServedModels:
     def of(self, version: str | None) -> ServedModel:
         """The base model also for a version that is not there, as the engine will say.
 
-        Raises UnknownAdapter for one that cannot be read.
+        Raises UnknownAdapter for one that cannot be read, or whose tokens no longer fit the base model's.
         """
         if version is None:
             return self.base
         try:
-            added = self._tokens.of(version)
+            return self.base if self._tokens.of(version) is None else self._of(version)
         except (UnknownVersion, MissingFile):
             return self.base
-        except (CorruptVersion, OSError) as error:
+        except (BadTokenizer, CorruptVersion, OSError) as error:
             raise UnknownAdapter(f"the adapter cannot be read: {error}") from error
-        return self.base if added is None else self._of(version)
 
     def _with_added(self, version: str) -> ServedModel:
         added = self._tokens.of(version)

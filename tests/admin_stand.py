@@ -65,3 +65,13 @@ async def admin_stand(app: FastAPI) -> AsyncIterator[AdminStand]:
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
         yield AdminStand(http, keys, acme.id, globex.id, project.id)
+
+
+def lists_without_pages(routes: Mapping[tuple[str, str], Mapping[str, Any]]) -> set[str]:
+    """What is read as a whole, of operations of an OpenAPI document by method and path."""
+    return {
+        path
+        for (method, path), operation in routes.items()
+        if method == "GET" and not path.endswith("}")
+        if not {"after", "limit"} <= {each["name"] for each in operation.get("parameters", ())}
+    }

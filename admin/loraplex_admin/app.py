@@ -170,7 +170,7 @@ async def _shown(page: Page, visit: Visit) -> Response:
     request, visitor = visit.request, visit.visitor
     if page.permission is not None and visitor is None:
         return _to_sign_in(request)
-    _check_texts([*request.path_params.values(), *request.query_params.values()])
+    _check_texts(request.path_params.values())
     if page.permission is not None and visitor is not None:
         allows(visitor.administrator, page.permission)
         if page.is_staff and visitor.administrator.tenant_id is not None:

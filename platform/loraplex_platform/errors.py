@@ -185,8 +185,10 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(kit.Overloaded("The database is away.", retry_after_s=1.0))
 
     async def unstorable(request: Request, error: Exception) -> Response:
-        log.warning("value_refused_by_database", path=request.url.path)
-        if "\0" in request.scope["path"]:  # PostgreSQL is not asked for what it cannot hold
+        assert isinstance(error, DataError)
+        kind = type(error.orig).__name__  # its text may hold the value
+        log.warning("value_refused_by_database", path=request.url.path, error=kind)
+        if "\0" in request.scope["path"]:  # as SQLite, which looks for it, tells it
             return error_response(kit.NotFound())
         return error_response(kit.InvalidRequest("The request holds what cannot be stored."))
 

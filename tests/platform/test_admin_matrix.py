@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from jsonschema_rs import Draft202012Validator
 from sqlalchemy import func
 from tests.admin_stand import PROJECT, AdminStand, admin_stand
 from tests.platform_stand import Seeded
@@ -18,18 +19,18 @@ from loraplex_platform.rest.route import PREFIX
 Route = tuple[str, str]
 
 
-def described() -> dict[Route, dict[str, Any]]:
-    """Every operation, as the OpenAPI document tells it."""
+def documented() -> dict[str, Any]:
     app = FastAPI()
     app.include_router(router)
-    return {
-        (method.upper(), path.removeprefix(PREFIX)): operation
-        for path, operations in app.openapi()["paths"].items()
-        for method, operation in operations.items()
-    }
+    return app.openapi()
 
 
-ROUTES = described()
+DOCUMENT = documented()
+ROUTES: dict[Route, dict[str, Any]] = {  # as the OpenAPI document tells them
+    (method.upper(), path.removeprefix(PREFIX)): operation
+    for path, operations in DOCUMENT["paths"].items()
+    for method, operation in operations.items()
+}
 PERSON = {"email": "eve@example.org", "role": "tenant_viewer"}
 STAFF = {"email": "eve@example.org", "role": "viewer"}
 
@@ -180,6 +181,18 @@ def body_of(route: Route, stand: AdminStand) -> object:
 def test_every_changing_route_has_its_line_here() -> None:
     needed = {route for route in ROUTES if route[0] in ("POST", "PATCH", "PUT")}
     assert needed == set(BODIES) | BODILESS
+
+
+def test_every_body_here_is_as_the_document_says() -> None:
+    for route, body in BODIES.items():
+        schema = ROUTES[route]["requestBody"]["content"]["application/json"]["schema"]
+        whole = schema | {"components": DOCUMENT["components"]}
+        Draft202012Validator(whole).validate(body)
+
+
+async def test_tenants_admin_need_not_name_its_tenant(stand: AdminStand) -> None:
+    made = await stand.made("/admin_keys", BODIES["POST", "/admin_keys"], key="acme")
+    assert made["tenant_id"] == stand.acme
 
 
 def test_every_route_says_how_it_may_fail_and_posts_take_an_idempotency_key() -> None:

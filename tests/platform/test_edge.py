@@ -222,9 +222,18 @@ async def test_nul_in_an_address_is_told_alike_whatever_the_database(
     assert answer.status_code == status, answer.text
 
 
-async def test_nul_in_a_body_is_never_a_fault_of_ours(served: Served) -> None:
+@pytest.mark.parametrize("text", ["\0", "\ud800"], ids=["NUL", "half a pair"])
+async def test_what_no_database_keeps_in_a_body_is_never_a_fault_of_ours(
+    served: Served, text: str
+) -> None:
     async with admin_stand(served.app) as stand:
-        headers = {"authorization": f"Bearer {stand.keys['owner']}"}
-        for body in ({"lora_name": "\0", "tenant": "acme"}, {"lora_name": "a", "tenant": "\0"}):
-            answer = await stand.http.post("/v1/unload_lora_adapter", json=body, headers=headers)
-            assert answer.status_code in (400, 404), answer.text
+        staff, unload = stand.keys["owner"], "/v1/unload_lora_adapter"
+        job = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        for path, key, body in (
+            (unload, staff, {"lora_name": text, "tenant": "acme"}),
+            (unload, staff, {"lora_name": "a", "tenant": text}),
+            ("/v1/batches", served.keys.acme, job | {"input_file_id": text}),
+        ):
+            headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+            answer = await stand.http.post(path, content=json.dumps(body), headers=headers)
+            assert answer.status_code == 400, answer.text

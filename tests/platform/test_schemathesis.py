@@ -44,7 +44,7 @@ SAYS_NOT_ALL = {
     f"POST {V1}/adapters": "the files have to be an adapter",
     f"POST {V1}/prefixes": "a prefix has some tokens at the least",
     f"POST {V1}/completions": "token ids are those of the model",
-    f"POST {PREFIX}/admin_keys": "roles of the staff have no tenant, all others one",
+    f"POST {PREFIX}/admin_keys": "a role of a tenant has one, which its own admin need not name",
     f"POST {PREFIX}/price_books": "prices bind each other",
     f"PUT {PREFIX}/tenants/{{tenant_id}}/billing": "a share in percent has two decimals",
     f"POST {PREFIX}/tenants/{{tenant_id}}/invoices": "the month has to be over",

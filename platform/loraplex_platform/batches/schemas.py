@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.files.schemas import ExpiresAfter
 from loraplex_platform.kit.pagination import Listed
+from loraplex_platform.kit.texts import Stored
 
 Status = Literal[
     "validating",
@@ -32,7 +33,7 @@ class CreateBatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    input_file_id: str
+    input_file_id: Stored
     endpoint: Endpoint
     completion_window: Literal["24h"]
     metadata: Metadata | None = None

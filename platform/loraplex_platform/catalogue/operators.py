@@ -11,6 +11,7 @@ from loraplex_platform.auth.dependencies import administrator_with
 from loraplex_platform.catalogue.endpoints import Desk
 from loraplex_platform.kit.errors import InvalidRequest, PermissionDenied
 from loraplex_platform.kit.principal import Administrator, Principal
+from loraplex_platform.kit.texts import Stored
 from loraplex_platform.rest.route import ERRORS
 from loraplex_platform.tenants.service import TenantService
 
@@ -24,18 +25,18 @@ class LoadBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    lora_name: Annotated[str, Field(min_length=1)]
+    lora_name: Annotated[Stored, Field(min_length=1)]
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
     load_inplace: bool = False
-    tenant: str | None = None
+    tenant: Stored | None = None
 
 
 class UnloadBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    lora_name: Annotated[str, Field(min_length=1)]
+    lora_name: Annotated[Stored, Field(min_length=1)]
     lora_int_id: int | None = None  # vLLM's, which means nothing here
-    tenant: str | None = None
+    tenant: Stored | None = None
 
 
 @router.post("/load_lora_adapter")

@@ -221,7 +221,6 @@ class NewAdminKey(Input):
         json_schema_extra={
             "if": {"properties": {"role": {"enum": list(OPERATOR_ROLES)}}},
             "then": {"properties": {"tenant_id": NULL}},
-            "else": {"properties": {"tenant_id": {"not": NULL}}, "required": ["tenant_id"]},
         }
     )
 

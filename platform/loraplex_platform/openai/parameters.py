@@ -3,12 +3,13 @@
 import secrets
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from loraplex_engine.messages import SamplingParams
 from loraplex_platform.catalogue.defaults import Defaults, Sampling
 from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
 from loraplex_platform.kit.json_schema import WHOLE, needs
+from loraplex_platform.kit.texts import Stored
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 MAX_SEQUENCES = 128
@@ -33,19 +34,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-
-
-def _storable(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("must not contain NUL")  # PostgreSQL keeps no such text
-    return text
-
-
-# A length, even 0, has pydantic look inside: half a surrogate pair is no text.
-Text = Annotated[str, Field(min_length=0)]
-Stored = Annotated[
-    Text, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\x00]*$"})
-]
 
 
 def is_neutral(value: object, neutral: tuple[object, ...]) -> bool:

@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, WithJsonSchema, mo
 from loraplex_platform.catalogue.defaults import Defaults
 from loraplex_platform.kit.errors import InvalidRequest, UnsupportedParameter
 from loraplex_platform.kit.json_schema import NULL, WHOLE, needs
+from loraplex_platform.kit.texts import Text
 from loraplex_platform.openai.parameters import (
     MAX_SEQUENCES,
     NEUTRAL,
     Parameters,
-    Text,
     is_neutral,
 )
 

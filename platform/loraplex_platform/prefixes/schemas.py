@@ -8,7 +8,7 @@ from loraplex_engine.messages import PrefixStats
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.json_schema import has
 from loraplex_platform.kit.pagination import Listed
-from loraplex_platform.openai.parameters import Stored
+from loraplex_platform.kit.texts import Stored
 from loraplex_platform.openai.schemas import Message, turns_of
 from loraplex_platform.prefixes.models import Prefix
 

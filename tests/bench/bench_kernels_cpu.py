@@ -105,6 +105,7 @@ def main() -> None:
     bench_attention("attention, prefill 512", 1, 512, 512)
     bench_lora(32, 16)
     bench_lora(512, 1)
+    bench_lora(512, 4, rank=32)
     for num_rows in (1, 32, 512):
         bench_rest(num_rows)
 

@@ -62,7 +62,7 @@ def engine_command(settings: Settings, model: Path, address: str) -> Command:
         # Threads that spin at a barrier while another process has the core cost far more than a wake-up:
         # 8 steps took 0.9 s against 23 s on a loaded machine (2 cores, SmolLM2, bf16). But a step has
         # hundreds of barriers, most of them short: with threads that spin for some 0.1 ms before
-        # they sleep, a step of one sequence takes 25 ms instead of 50 (2 cores, quiet, bf16).
+        # they sleep, a step of one sequence takes 23 ms instead of 44 (2 cores, quiet, bf16).
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "3000",
     }

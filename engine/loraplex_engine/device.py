@@ -10,6 +10,7 @@ import torch
 
 from loraplex_engine.config import DeviceKind
 from loraplex_engine.errors import CannotStart
+from loraplex_kernels import huge_pages
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -188,6 +189,8 @@ def _arena(
     size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
 
     def cache() -> torch.Tensor:
+        if device.type == "cpu" and not is_pinned:
+            return huge_pages.zeros(size, shape.dtype)
         return torch.empty(size, dtype=shape.dtype, device=device, pin_memory=is_pinned)
 
     return [LayerKv(cache(), cache()) for _ in range(shape.num_layers)]

@@ -5,6 +5,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from loraplex_kernels import huge_pages
 from loraplex_kernels._amx import (
     round_16,
     tile_dot,
@@ -161,11 +162,8 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """[out_features, in_features] to panels [panels, steps, 2, 16 pairs, 16 columns, 2], zeros added."""
     out_features, in_features = weight.shape
     padded = F.pad(weight, (0, -in_features % INNER, 0, -out_features % PANEL))
-    return (
-        padded.view(-1, 2, 16, padded.shape[1] // INNER, 16, 2)
-        .permute(0, 3, 1, 4, 2, 5)
-        .contiguous()
-    )
+    steps = padded.view(-1, 2, 16, padded.shape[1] // INNER, 16, 2).permute(0, 3, 1, 4, 2, 5)
+    return huge_pages.zeros(steps.shape, weight.dtype).copy_(steps)
 
 
 def product(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.hfs import Hfs
 from loraplex_engine.scheduling.policies import PolicyName, make_policy
 from loraplex_engine.scheduling.policy import StepPlan
+from loraplex_engine.scheduling.step_model import StepLoad
 from loraplex_engine.sequence import Sequence
 
 
@@ -96,6 +97,25 @@ def test_the_tier_above_is_the_reason() -> None:
     waits = make_sequence("c")
     assert reason_after_a_step(policy, waits) == "priority"
     assert policy.explain(waits, 0.0).ahead == 1
+
+
+def test_a_long_fixed_part_is_paid_for_by_more_tokens() -> None:
+    """50 ms whatever the step computes: three times that beside streams, six times without."""
+    policy = make_hfs(num_blocks=4096)
+    model = policy.model
+    for num_tokens in range(1, 65):
+        load = StepLoad()
+        load.add(0, num_tokens)
+        model.observe(load, 0.05 + 0.001 * num_tokens)
+    policy.add(make_sequence("prompt", num_prompt=8_000), 0.0)
+    alone = policy.schedule(0.0)
+    assert alone.predicted_s == pytest.approx(6 * model.base_s, rel=0.05)
+    policy.observe(alone, alone.predicted_s, 0.3)
+    policy.add(make_sequence("stream", num_prompt=1, tier="interactive"), 0.3)
+    policy.observe(policy.schedule(0.3), 0.3, 0.6)
+    beside = policy.schedule(0.6)
+    assert [item.num_tokens for item in beside.items if item.seq.request_id == "stream"] == [1]
+    assert beside.predicted_s == pytest.approx(3 * model.base_s, rel=0.05)
 
 
 def run_to_end(name: PolicyName, outputs: list[int], width: int) -> Simulation:

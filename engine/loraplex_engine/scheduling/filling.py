@@ -11,6 +11,10 @@ from loraplex_engine.scheduling.preemption import Preemptor
 from loraplex_engine.scheduling.step_model import StepLoad, StepModel
 
 MIN_CHUNK = 16  # tokens: a shorter piece of a prompt is not worth its place in a step
+# Where a step's fixed part is long (a CPU reads all weights), one shorter than so many of them mostly
+# wastes its time, whatever the targets; streams wait for the end of each step, prompts for the last's.
+FIXED_PARTS_OF_STREAMS = 3
+FIXED_PARTS_OF_PROMPTS = 6
 HUNGRY_STEPS = 4  # so many steps may pass without a prefill while live prompts wait
 
 
@@ -64,8 +68,8 @@ class Filler:
             budget = config.step_cap_s if self._has_live_work() else config.idle_step_s
         least = StepLoad()
         least.add(0, config.min_step_tokens)
-        # Where a step's fixed part is long, as much again goes to tokens: else it is mostly lost.
-        least_s = max(self.model.predict(least), 2 * self.model.base_s)
+        fixed_parts = FIXED_PARTS_OF_STREAMS if target < math.inf else FIXED_PARTS_OF_PROMPTS
+        least_s = max(self.model.predict(least), fixed_parts * self.model.base_s)
         return max(budget / (1 + self.model.margin), least_s)
 
     def fill_budget(self) -> float:

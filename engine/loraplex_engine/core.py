@@ -42,6 +42,7 @@ from loraplex_engine.snapshot import engine_stats, explanation
 log = logging.getLogger(__name__)
 
 DRAINING = Ending("error", error="unavailable", message="the engine is draining")
+SACRIFICED = Ending("error", error="overloaded", message="it made way for other requests")
 UNREAD = Ending("error", error="unknown_adapter", message="the adapter could not be read")
 DELETED = Ending("error", error="unknown_adapter", message="the adapter was deleted")
 
@@ -149,6 +150,9 @@ class Engine:
             self._leave(request_id)
         self._drain()
         plan = self._schedule()
+        for preemption in plan.preemptions:
+            if preemption.mode == "abort":
+                self._end(preemption.seq.request_id, SACRIFICED)
         for adapter in plan.loads:
             self.adapters.start_load(adapter)
         self._is_stalled = not plan.items and not self._in_flight

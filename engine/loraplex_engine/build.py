@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -29,7 +29,7 @@ from loraplex_engine.model.weights import Checkpoint
 from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import ModelRunner
 from loraplex_engine.sampler import Sampler, TokenSampler
-from loraplex_engine.scheduling.config import SchedulerConfig
+from loraplex_engine.scheduling.config import SchedulerConfig, default_targets
 from loraplex_engine.scheduling.policies import make_policy
 from loraplex_engine.self_test import QUANTIZED_TOLERANCE, ParityTest
 from loraplex_kernels.warm_up import warm_up
@@ -160,6 +160,10 @@ def build_engine(
     limits = SchedulerConfig(
         max_num_seqs=capacity.max_num_seqs,
         max_num_batched_tokens=capacity.max_num_batched_tokens,
+        targets={
+            tier: replace(target, may_abort=tier in config.abort_tiers)
+            for tier, target in default_targets().items()
+        },
         num_host_blocks=capacity.num_host_blocks,
         copy_s_per_block=time_copies(model.device, arena, host),
         copy_overlap=0.0,  # a step that needs a block waits for it

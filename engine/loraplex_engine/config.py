@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from loraplex_engine.errors import InvalidConfig
+from loraplex_engine.messages import TIERS
 from loraplex_engine.scheduling.policies import PolicyName
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -34,6 +35,7 @@ class EngineConfig:
     max_lora_extra_bytes: int = 256 * 2**20  # on the device, of what adapters have beside LoRA
     enforce_eager: bool = False  # no CUDA graphs of decode steps
     scheduling_policy: PolicyName = "hfs"
+    abort_preempted: str = ""  # tiers, by commas, whose preempted requests end instead of waiting
     steps_ahead: int = 0  # planned and launched while the device works on the one before: 0 or 1
     max_queue_s: float = 300.0  # a live request that would wait longer is refused at once
     threads: int | None = None  # of the CPU's kernels; None: one per core
@@ -60,12 +62,20 @@ class EngineConfig:
             )
         if self.steps_ahead not in (0, 1) or (self.steps_ahead and self.scheduling_policy != "hfs"):
             raise InvalidConfig("steps_ahead must be 0, or 1 with scheduling_policy hfs")
+        if not self.abort_tiers <= set(TIERS) or (
+            self.abort_tiers and self.scheduling_policy != "hfs"
+        ):
+            raise InvalidConfig("abort_preempted names tiers, with scheduling_policy hfs")
         if not self.max_queue_s > 0:
             raise InvalidConfig(f"max_queue_s must be positive, not {self.max_queue_s}")
         if self.host_kv_bytes is not None:
             _check_at_least("host_kv_bytes", self.host_kv_bytes, 0)
         if self.cpu_kv_cache_bytes is not None:
             _check_at_least("cpu_kv_cache_bytes", self.cpu_kv_cache_bytes, 1)
+
+    @property
+    def abort_tiers(self) -> set[str]:
+        return {name.strip() for name in self.abort_preempted.split(",")} - {""}
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from loraplex_engine.adapter_tier import AdapterTier
 from loraplex_engine.fairness import Fairness
 from loraplex_engine.intake import Served, live_request, refusal
-from loraplex_engine.live_request import Ending, LiveRequest
+from loraplex_engine.live_request import Ending
 from loraplex_engine.messages import (
     Abort,
     AdapterFailed,
@@ -34,15 +34,16 @@ from loraplex_engine.messages import (
 )
 from loraplex_engine.metrics import Meter
 from loraplex_engine.prefixes import Prefixes
-from loraplex_engine.promptness import EXPIRED, Deadlines, too_late
-from loraplex_engine.runner import Runner, SampledTokens
-from loraplex_engine.scheduling.policy import Policy, PrefixCache, ScheduledTokens, StepPlan
+from loraplex_engine.promptness import Deadlines, too_late
+from loraplex_engine.roster import Roster, fault_of
+from loraplex_engine.runner import Runner
+from loraplex_engine.scheduling.policy import Policy, PrefixCache, StepPlan
 from loraplex_engine.snapshot import engine_stats, explanation
 
 log = logging.getLogger(__name__)
 
 DRAINING = Ending("error", error="unavailable", message="the engine is draining")
-UNREAD = Ending("error", error="unknown_adapter", message="the adapter could not be read")
+SACRIFICED = Ending("error", error="overloaded", message="it made way for other requests")
 DELETED = Ending("error", error="unknown_adapter", message="the adapter was deleted")
 
 
@@ -78,12 +79,10 @@ class Engine:
         self.clock = clock
         self.steps_ahead = steps_ahead  # launched before the one in flight is collected: 0 or 1
         self.prefixes = Prefixes(kv, served, adapters.tokens)
-        self._live: dict[str, LiveRequest] = {}
-        self._events: list[Event] = []
-        self._deadlines = Deadlines()
         self._in_flight: deque[_InFlight] = deque()
         self._collected_s = -math.inf  # when the last step ended: the next one began then
         self._meter = Meter(served.max_num_batched_tokens)
+        self._roster = Roster(policy, self.prefixes, self._meter, clock)
         self._fairness = Fairness(self._meter.service_of)
         self._stats_number = 0
         self._drain_until_s: float | None = None
@@ -96,7 +95,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live or self._events or self._in_flight)
+        return bool(self._roster or self._roster.events or self._in_flight)
 
     @property
     def is_stalled(self) -> bool:
@@ -114,7 +113,7 @@ class Engine:
             case Generate():
                 self._generate(command)
             case Abort(request_id):
-                self._end(request_id, Ending("abort"))
+                self._roster.end(request_id, Ending("abort"))
             case SetTenant(share):
                 self._set_share(share)
             case RegisterPrefix():
@@ -131,24 +130,26 @@ class Engine:
                 self.adapters.drop(adapter)
                 if remaining_s is not None:
                     due_s = self.clock() + remaining_s
-                    for request_id in self._users(adapter):
-                        self._leaving.add(request_id, due_s)
+                    for live in self._roster.users_of(adapter):
+                        self._leaving.add(live.seq.request_id, due_s)
             case CheckAdapter(adapter):
                 self.adapters.check(adapter)
             case Explain(request_id):
-                self._events.append(self._explain(request_id))
+                self._roster.events.append(self._explain(request_id))
             case Drain(remaining_s):
                 self._drain_until_s = self.clock() + remaining_s
 
     def step(self) -> list[Event]:
         """Plan, compute and judge one step; returns all events since the last call."""
         self._poll_adapters()
-        for request_id in self._deadlines.take_due(self.clock()):
-            self._end(request_id, EXPIRED)
+        self._roster.end_expired()
         for request_id in self._leaving.take_due(self.clock()):
             self._leave(request_id)
         self._drain()
         plan = self._schedule()
+        for preemption in plan.preemptions:
+            if preemption.mode == "abort":
+                self._roster.end(preemption.seq.request_id, SACRIFICED)
         for adapter in plan.loads:
             self.adapters.start_load(adapter)
         self._is_stalled = not plan.items and not self._in_flight
@@ -160,7 +161,7 @@ class Engine:
             self._collect(self._in_flight.popleft())
         if not plan.items:
             self.policy.observe(plan, 0.0, self.clock())
-        events, self._events = self._events, []
+        events, self._roster.events = self._roster.events, []
         return events
 
     def _schedule(self) -> StepPlan:
@@ -173,7 +174,7 @@ class Engine:
         """A fresh snapshot; each has its own sequence number."""
         now = self.clock()
         self._stats_number += 1
-        live = (each.seq for each in self._live.values())
+        live = (each.seq for each in self._roster)
         stats = engine_stats(
             self.served, self.policy, self.kv, self.adapters, self._meter, live, now
         )
@@ -188,7 +189,7 @@ class Engine:
         )
 
     def _generate(self, request: Generate) -> None:
-        if request.request_id in self._live:
+        if self._roster.get(request.request_id) is not None:
             log.error("request id %s is already live; ignored", request.request_id)
             return
         now = self.clock()
@@ -197,21 +198,18 @@ class Engine:
         if self._drain_until_s is not None:
             ending = DRAINING
         if ending is not None:
-            self._events.append(live.finished(ending, now))
+            self._roster.events.append(live.finished(ending, now))
             return
         if request.share is not None:
             self._set_share(request.share)
-        self._live[request.request_id] = live
-        self.policy.add(live.seq, now)
+        self._roster.add(live, now, request.remaining_s)
         if request.adapter is not None:
             self.adapters.prefetch(request.adapter, request.tenant)
-        if request.remaining_s is not None:
-            self._deadlines.add(request.request_id, now + request.remaining_s)
         if request.tier != "batch":
             expected_s = self.policy.explain(live.seq, now).expected_s
             ending = too_late(request, expected_s, self.served.max_queue_s)
             if ending is not None:
-                self._end(request.request_id, ending)
+                self._roster.end(request.request_id, ending)
 
     def _set_share(self, share: TenantShare) -> None:
         self.policy.set_share(share)
@@ -220,9 +218,8 @@ class Engine:
     def _register(self, command: RegisterPrefix) -> None:
         live = self.prefixes.register(command, self.clock())
         if live is not None and self._drain_until_s is None:
-            self._end(live.seq.request_id, Ending("abort"))  # an earlier prefix of this id
-            self._live[live.seq.request_id] = live
-            self.policy.add(live.seq, self.clock())
+            self._roster.end(live.seq.request_id, Ending("abort"))  # an earlier prefix of this id
+            self._roster.add(live, self.clock())
 
     def _launch(self, plan: StepPlan) -> None:
         now = self.clock()
@@ -247,44 +244,9 @@ class Engine:
         self._collected_s = now
         for item, sampled in zip(plan.items, outcome, strict=True):
             item.seq.engine_s += seconds * item.num_tokens / num_tokens
-            self._advance(item, sampled, now)
+            self._roster.advance(item, sampled, now)
         self.policy.observe(plan, seconds, now)
         self._meter.observe(plan, seconds)
-
-    def _advance(self, item: ScheduledTokens, sampled: SampledTokens, now: float) -> None:
-        seq = item.seq
-        seq.num_pending -= item.samples
-        if item.start > seq.num_computed:
-            return  # the step before it went wrong
-        seq.num_computed = item.start + item.num_tokens
-        if seq.is_finished:
-            self._meter.count(seq.tenant, "discarded", len(sampled.token_ids))
-            return
-        live = self._live[seq.request_id]
-        if live.is_internal:
-            if sampled.token_ids:
-                self._end(seq.request_id, Ending("stop"))
-            return
-        if not live.vocabulary.is_known:
-            self._end(seq.request_id, UNREAD)
-            return
-        if not live.is_accounted:
-            live.is_accounted = True
-            self.prefixes.note(seq)
-            self._meter.count(seq.tenant, "prompt", seq.num_prompt_tokens)
-            self._meter.count(seq.tenant, "cached", seq.num_cached)
-        if not sampled.token_ids:
-            return
-        try:
-            event, ending = live.append(sampled, now)
-        except Exception as fault:
-            log.exception("tokens of %s could not be taken", seq.request_id)
-            self._end(seq.request_id, _internal(fault))
-            return
-        self._meter.count(seq.tenant, "completion", len(event.token_ids))
-        self._events.append(event)
-        if ending is not None:
-            self._end(seq.request_id, ending)
 
     def _fail_step(self, plan: StepPlan, launched_s: float, fault: Exception) -> None:
         """End the sequences of a step that went wrong; the others go on."""
@@ -292,56 +254,35 @@ class Engine:
         for item in plan.items:
             item.seq.num_pending -= item.samples
             item.seq.num_scheduled = item.seq.num_computed
-            self._end(item.seq.request_id, _internal(fault))
+            self._roster.end(item.seq.request_id, fault_of(fault))
         now = self.clock()
         self.policy.observe(plan, now - launched_s, now)
 
-    def _end(self, request_id: str, ending: Ending) -> None:
-        """Close a request, wherever it is; an unknown id is ignored."""
-        live = self._live.pop(request_id, None)
-        if live is None:
-            return
-        now = self.clock()
-        self.policy.finish(live.seq, now)
-        if live.is_internal:
-            return
-        self._meter.finish(live.seq, ending, now)
-        self._events.append(live.finished(ending, now))
-
     def _drain(self) -> None:
         if self._drain_until_s is not None and self.clock() >= self._drain_until_s:
-            for request_id in list(self._live):
-                self._end(request_id, DRAINING)
+            self._roster.end_all(DRAINING)
 
     def _leave(self, request_id: str) -> None:
         """The time is over of a request that ran on its version when that was dropped."""
-        live = self._live.get(request_id)
+        live = self._roster.get(request_id)
         if live is None or live.seq.adapter is None:
             return
-        self._end(request_id, DELETED)
-        if not self._users(live.seq.adapter):  # else it has been added again
+        self._roster.end(request_id, DELETED)
+        if not self._roster.users_of(live.seq.adapter):  # else it has been added again
             self.adapters.drop(live.seq.adapter)  # it waited, and may have brought it back
-
-    def _users(self, adapter: str) -> list[str]:
-        return [r for r, each in self._live.items() if each.seq.adapter == adapter]
 
     def _poll_adapters(self) -> None:
         for outcome in self.adapters.poll():
             if outcome.error is None:
                 continue
-            self._events.append(AdapterFailed(outcome.version, outcome.error))
+            self._roster.events.append(AdapterFailed(outcome.version, outcome.error))
             ending = Ending("error", error="unknown_adapter", message=outcome.error)
             # Nobody can be computing with it: who runs has lent its slot.
-            for live in list(self._live.values()):
-                if live.seq.adapter == outcome.version:
-                    self._end(live.seq.request_id, ending)
+            for live in self._roster.users_of(outcome.version):
+                self._roster.end(live.seq.request_id, ending)
 
     def _explain(self, request_id: str) -> Explanation:
-        live = self._live.get(request_id)
+        live = self._roster.get(request_id)
         if live is None:
             return Explanation(request_id, None, None, 0, None)
         return explanation(live.seq, self.policy, self.clock())
-
-
-def _internal(fault: Exception) -> Ending:
-    return Ending("error", error="internal", message=type(fault).__name__)

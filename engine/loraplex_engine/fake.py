@@ -1,16 +1,15 @@
 """FakeEngine: the in-memory twin of an engine's client, for tests of everything above the engine."""
 
 import asyncio
-import hashlib
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
 
 from loraplex_adapters.report import ParityCheck
 from loraplex_adapters.tiers import TierStats
 from loraplex_engine.errors import EngineUnavailable
 from loraplex_engine.fake_prefixes import BLOCK, FakePrefixes
+from loraplex_engine.fake_sequence import FakeSequence, randomness
 from loraplex_engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -27,39 +26,10 @@ from loraplex_engine.messages import (
     Hello,
     RegisterPrefix,
     SequencePhase,
-    SequenceStats,
     TokenCounters,
     TokenEvent,
     TokenLogprob,
 )
-
-
-@dataclass(slots=True, eq=False)
-class FakeSequence:
-    """A sequence in flight."""
-
-    request: Generate
-    life: int  # of the engine that it runs on
-    started_s: float
-    cached_tokens: int
-    token_ids: list[int] = field(default_factory=list)
-    held_text: str = ""
-    first_token_s: float | None = None
-    is_aborted: bool = False
-
-    def take_text(self, new: str) -> tuple[str, str | None]:
-        """Text that can be shown now, and the stop string that was found."""
-        stops = self.request.sampling.stop
-        text = self.held_text + new
-        if len(self.token_ids) < self.request.sampling.min_tokens:
-            stops = ()
-        found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, stop = min(found)
-            return text[:at], stop
-        held = max((_overlap(text, stop) for stop in stops), default=0)
-        self.held_text = text[len(text) - held :]
-        return text[: len(text) - held], None
 
 
 class FakeEngine:
@@ -126,7 +96,7 @@ class FakeEngine:
         if not self._is_up:
             return None
         self._stats_count += 1
-        sequences = tuple(self._stats_of(s) for s in self._running.values())
+        sequences = tuple(sequence.stats for sequence in self._running.values())
         used = sum(-(-(s.prompt_tokens + s.completion_tokens) // BLOCK) for s in sequences)
         return EngineStats(
             engine_id=f"fake-{self._life}",
@@ -172,7 +142,7 @@ class FakeEngine:
         error = self._refusal(request)
         if error is not None:
             retry_after_s = self.refuse_with[1] if self.refuse_with else None
-            yield replace(_finished(sequence, "error", error=error), retry_after_s=retry_after_s)
+            yield sequence.finished("error", error=error, retry_after_s=retry_after_s)
             return
         assert request.request_id not in self._running, "a request id is used once"
         self._running[request.request_id] = sequence
@@ -208,14 +178,14 @@ class FakeEngine:
 
     async def _steps(self, sequence: FakeSequence) -> AsyncIterator[TokenEvent | Finished]:
         sampling = sequence.request.sampling
-        draw = random.Random(_state(sequence.request))
+        draw = random.Random(randomness(sequence.request))
         reason: FinishReason = "length"
         stop: str | int | None = None
         while len(sequence.token_ids) < sampling.max_tokens and stop is None:
             await asyncio.sleep(self.step_s)
             self._live(sequence)
             if sequence.is_aborted:
-                yield _finished(sequence, "abort")
+                yield sequence.finished("abort")
                 return
             token_id = draw.choice(self._vocab)
             sequence.token_ids.append(token_id)
@@ -232,7 +202,7 @@ class FakeEngine:
         if stop is not None:
             reason = "stop"
         self._prefixes.remember(sequence.request)
-        yield _finished(sequence, reason, stop_reason=stop)
+        yield sequence.finished(reason, stop_reason=stop)
 
     def _live(self, sequence: FakeSequence) -> None:
         """Raises when the engine that ran this sequence is gone, or is told to die now."""
@@ -259,53 +229,3 @@ class FakeEngine:
             return ()
         top = tuple(((token_id + i) % self._vocab.stop, -0.5 - i) for i in range(count))
         return (TokenLogprob(token_id, -0.5, top),)
-
-    def _stats_of(self, sequence: FakeSequence) -> SequenceStats:
-        return SequenceStats(
-            request_id=sequence.request.request_id,
-            tenant=sequence.request.tenant,
-            tier=sequence.request.tier,
-            adapter=sequence.request.adapter,
-            phase="decode",
-            reason=None,
-            prompt_tokens=len(sequence.request.prompt_ids),
-            completion_tokens=len(sequence.token_ids),
-            waited_s=0.0,
-            job_id=sequence.request.job_id,
-        )
-
-
-def _finished(
-    sequence: FakeSequence,
-    reason: FinishReason,
-    *,
-    stop_reason: str | int | None = None,
-    error: ErrorCode | None = None,
-) -> Finished:
-    first = sequence.first_token_s
-    return Finished(
-        request_id=sequence.request.request_id,
-        finish_reason=reason,
-        prompt_tokens=len(sequence.request.prompt_ids),
-        cached_tokens=sequence.cached_tokens,
-        completion_tokens=len(sequence.token_ids),
-        recomputed_tokens=0,
-        queue_s=0.0,
-        ttft_s=None if first is None else first - sequence.started_s,
-        total_s=time.monotonic() - sequence.started_s,
-        engine_s=0.001 * len(sequence.token_ids),
-        tier=sequence.request.tier,
-        stop_reason=stop_reason,
-        error=error,
-    )
-
-
-def _state(request: Generate) -> bytes:
-    """What the tokens depend on: greedy sampling has no seed."""
-    seed = request.sampling.seed if request.sampling.temperature > 0 else None
-    return hashlib.sha256(repr((request.prompt_ids, request.adapter, seed)).encode()).digest()
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of the text that the stop string begins with."""
-    return next((k for k in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:k])), 0)

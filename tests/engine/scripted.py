@@ -1,6 +1,6 @@
 """An engine without a model: the loop, the policy and the books are real, the tokens follow a rule."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,10 +8,18 @@ from tests.engine.memory_adapters import MemoryAdapters
 
 from loraplex_engine.core import Engine
 from loraplex_engine.intake import Served
-from loraplex_engine.messages import Event, Finished, Generate, Hello, SamplingParams, TokenEvent
+from loraplex_engine.messages import (
+    Event,
+    Finished,
+    Generate,
+    Hello,
+    SamplingParams,
+    Tier,
+    TokenEvent,
+)
 from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import SampledTokens
-from loraplex_engine.scheduling.config import SchedulerConfig
+from loraplex_engine.scheduling.config import SchedulerConfig, default_targets
 from loraplex_engine.scheduling.policies import PolicyName, make_policy
 from loraplex_engine.scheduling.policy import BlockCopy, StepPlan
 
@@ -80,6 +88,7 @@ class Scripted:
         adapters: MemoryAdapters | None = None,
         policy: PolicyName = "fcfs",
         vocab_size: int = VOCAB_SIZE,
+        abort_tiers: Collection[Tier] = (),
     ) -> None:
         self.kv = PagedKv(num_blocks, block_size)
         self.adapters = adapters or MemoryAdapters((), num_slots=1)
@@ -97,7 +106,12 @@ class Scripted:
             dtype="float32",
         )
         limits = SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            targets={
+                tier: replace(target, may_abort=tier in abort_tiers)
+                for tier, target in default_targets().items()
+            },
         )
         served = Served(
             "engine", hello, vocab_size, frozenset([EOS]), Letters(), max_num_batched_tokens

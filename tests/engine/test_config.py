@@ -21,6 +21,7 @@ from loraplex_engine.model.config import read_model_config
         {"dtype": "int8"},
         {"device": "tpu"},
         {"scheduling_policy": "lottery"},
+        {"abort_preempted": "batch, gold"},
         {"block_size": 24},
         {"block_size": 0},
         {"max_num_seqs": 0},

@@ -19,7 +19,15 @@ from loraplex_adapters.store import AdapterStore
 from loraplex_engine.build import LoadedModel, build_engine, load_model
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
-from loraplex_engine.messages import TIERS, Abort, Finished, Generate, SamplingParams, TokenEvent
+from loraplex_engine.messages import (
+    TIERS,
+    Abort,
+    Event,
+    Finished,
+    Generate,
+    SamplingParams,
+    TokenEvent,
+)
 from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.offline import NoText
 from loraplex_engine.scheduling.hfs import Hfs
@@ -272,19 +280,23 @@ def test_streams_that_take_turns_on_a_slot_say_what_each_says_alone(world: World
     assert said_by(together) == said_by(alone)
 
 
+def batch_work_meets_live_work(engine: Engine) -> list[Event]:
+    """Batch work fills the cache; live work takes its blocks."""
+    assert isinstance(engine.policy, Hfs)
+    preemptor = engine.policy.preemptor
+    preemptor.config = replace(preemptor.config, copy_s_per_block=1e-9)
+    long = tuple(range(1, 60))
+    sampling = SamplingParams(max_tokens=70, temperature=0.0, ignore_eos=True)
+    engine.submit(Generate("batch", long, sampling, "acme", "p", "acme", tier="batch"))
+    events = [event for _ in range(12) for event in engine.step()]
+    live = Generate("live", long[::-1], sampling, "globex", "p", "globex", tier="interactive")
+    engine.submit(live)
+    return [*events, *tokens_of(engine)]
+
+
 def test_offloaded_work_is_brought_back_and_goes_on_where_it_was(world: World) -> None:
-    """Batch work fills the cache; live work takes its blocks; nothing is computed twice."""
     with world.engine() as engine:
-        assert isinstance(engine.policy, Hfs)
-        preemptor = engine.policy.preemptor
-        preemptor.config = replace(preemptor.config, copy_s_per_block=1e-9)
-        long = tuple(range(1, 60))
-        sampling = SamplingParams(max_tokens=70, temperature=0.0, ignore_eos=True)
-        engine.submit(Generate("batch", long, sampling, "acme", "p", "acme", tier="batch"))
-        events = [event for _ in range(12) for event in engine.step()]
-        live = Generate("live", long[::-1], sampling, "globex", "p", "globex", tier="interactive")
-        engine.submit(live)
-        events += tokens_of(engine)
+        events = batch_work_meets_live_work(engine)
         stats = engine.stats()
     said = [t for e in events if isinstance(e, TokenEvent) for t in e.token_ids]
     ends = {e.request_id: e for e in events if isinstance(e, Finished)}
@@ -292,3 +304,16 @@ def test_offloaded_work_is_brought_back_and_goes_on_where_it_was(world: World) -
     assert ends["batch"].recomputed_tokens == 0
     assert ends["batch"].completion_tokens == ends["live"].completion_tokens == 70
     assert len(said) == 140
+
+
+def test_preempted_work_of_a_tier_that_chose_so_ends_and_leaves_all(world: World) -> None:
+    with world.engine(abort_preempted="batch") as engine:
+        ends = {
+            event.request_id: event
+            for event in batch_work_meets_live_work(engine)
+            if isinstance(event, Finished)
+        }
+        assert engine.kv.num_free == NUM_BLOCKS
+    assert (ends["batch"].finish_reason, ends["batch"].error) == ("error", "overloaded")
+    assert 0 < ends["batch"].completion_tokens < 70
+    assert ends["live"].completion_tokens == 70

@@ -1,6 +1,7 @@
 """T9 and T10: nothing is lost or read from the wrong place, and everything ends; in any order of events."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -44,6 +45,28 @@ def test_blocks_slots_and_contents_are_conserved(seed: int) -> None:
 @pytest.mark.parametrize("seed", [3451337992, 68266755])
 def test_waiting_requests_with_a_slot_do_not_keep_out_streams_that_lent_theirs(seed: int) -> None:
     survives(seed)
+
+
+def aborted_ones_hold_nothing(seed: int) -> int:
+    """Every tier's preempted requests end; says how many did."""
+    fuzz = Fuzz(seed)
+    for lane in fuzz.policy.lanes:
+        lane.target = replace(lane.target, may_abort=True)
+    for _ in range(NUM_ACTIONS):
+        fuzz.act()
+    fuzz.drain()
+    return list(fuzz.ended.values()).count("preempted")
+
+
+def test_requests_aborted_by_a_preemption_hold_nothing() -> None:
+    assert sum(map(aborted_ones_hold_nothing, range(50))) > 0, "the test does not test"
+
+
+def test_an_aborted_request_that_keeps_its_books_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HostTier, "drop", lambda self, request: None)
+    assert is_caught(lambda seed: aborted_ones_hold_nothing(seed) and None, 50)
 
 
 def test_a_prefill_preempted_within_a_step_gets_no_tokens_of_it() -> None:

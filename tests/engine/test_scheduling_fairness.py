@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.sim.simulator import LinearSteps, SimulatedSlots, Simulation
 from tests.sim.workloads import Arrival, Script, Workload
 
-from loraplex_engine.messages import Tier
+from loraplex_engine.messages import Tier, WaitReason
+from loraplex_engine.scheduling.admission import Admission
 from loraplex_engine.scheduling.config import SchedulerConfig, default_targets
-from loraplex_engine.scheduling.flows import Flow, Lane
+from loraplex_engine.scheduling.flows import Flow, Lane, Request
 from loraplex_engine.scheduling.hfs import Hfs
 from loraplex_engine.scheduling.policy import StepPlan
 from loraplex_engine.scheduling.residency import Residency
@@ -111,6 +112,39 @@ def test_service_gap_stays_within_its_bound(seed: int) -> None:
 def test_without_charges_the_gap_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flow, "charge", lambda self, cost: None)
     assert is_caught(gap_is_bounded, 30)
+
+
+def large_ones_are_not_passed(seed: int) -> None:
+    """T1 where blocks are short: whose request does not fit is not passed by more than the bound."""
+    rng = random.Random(seed)
+    large = script("large", "standard", [(0.0, rng.randint(1200, 2000), 2) for _ in range(30)])
+    small = [
+        script(
+            name, "standard", [(0.0, rng.randint(20, 80), rng.randint(20, 60)) for _ in range(250)]
+        )
+        for name in "ab"
+    ]
+    meter = Meter()
+    run_of((large, *small), 2.0, meter, max_num_seqs=64)
+    assert meter.spread <= meter.bound
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=quiet, phases=phases)
+@given(seeds)
+def test_requests_that_do_not_fit_are_passed_within_the_window_only(seed: int) -> None:
+    large_ones_are_not_passed(seed)
+
+
+def test_a_window_that_overlooks_those_who_are_blocked_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    edge = Admission._edge
+
+    def of_the_others(self: Admission, lane: Lane, flows: list[Flow]) -> float:
+        return edge(self, lane, [f for f in flows if self.has_memory(f.waiting[0])] or flows)
+
+    monkeypatch.setattr(Admission, "_edge", of_the_others)
+    assert is_caught(large_ones_are_not_passed, 5)
 
 
 def returning_gets_no_credit(seed: int) -> None:
@@ -231,6 +265,19 @@ def test_adapter_without_slot_is_passed_for_a_while_only(seed: int) -> None:
 
 def test_without_a_drain_it_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Residency, "drain_for", lambda self, request: None)
+    assert is_caught(bypass_is_bounded, 3)
+
+
+def test_without_a_reservation_it_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+    why_not = Residency.why_not
+
+    def for_anybody(self: Residency, request: Request, plan: StepPlan) -> WaitReason | None:
+        drained, self._drained_for = self._drained_for, {}
+        reason = why_not(self, request, plan)
+        self._drained_for = drained
+        return reason
+
+    monkeypatch.setattr(Residency, "why_not", for_anybody)
     assert is_caught(bypass_is_bounded, 3)
 
 

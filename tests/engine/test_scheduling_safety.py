@@ -16,7 +16,7 @@ from tests.sim.workloads import Arrival, Backlog, Script, Tenant, Workload
 from loraplex_engine.scheduling.admission import Admission
 from loraplex_engine.scheduling.config import SchedulerConfig, default_targets
 from loraplex_engine.scheduling.filling import MIN_CHUNK, Filler
-from loraplex_engine.scheduling.flows import Lane
+from loraplex_engine.scheduling.flows import Lane, Request
 from loraplex_engine.scheduling.hfs import Hfs
 from loraplex_engine.scheduling.policy import StepPlan
 from loraplex_engine.scheduling.preemption import Preemptor
@@ -99,8 +99,9 @@ def no_stream_is_late(seed: int) -> None:
         end = run.now + seconds
         for lane in run.policy.live:
             for request in lane.decodes:
-                # Its next deadline is `due_s`; the token of this step was due one TPOT earlier.
-                if len(request.seq.output_ids) and request.due_s - request.tpot_s < end - 1e-9:
+                first_s, given = run.lives[request.seq].outcome.first_s, len(request.seq.output_ids)
+                # By the machine's clock, from the first token on: not by what the policy believes.
+                if first_s is not None and first_s + given * request.tpot_s < end - 1e-9:
                     late.append(request.seq.request_id)
 
     run = Simulation(
@@ -129,6 +130,16 @@ def test_no_stream_on_time_misses_its_next_deadline(seed: int) -> None:
 
 def test_steps_longer_than_the_slack_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Filler, "budget", lambda self, now: 0.08)
+    assert is_caught(no_stream_is_late, 3)
+
+
+def test_deadlines_that_count_from_the_arrival_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_arrival(self: Hfs, request: Request, now: float) -> None:
+        request.seq.phase = "decode"
+        target = request.flow.lane.target
+        request.due_s = request.seq.arrival_s + target.ttft_s + target.tpot_s
+
+    monkeypatch.setattr(Hfs, "_first_token", from_arrival)
     assert is_caught(no_stream_is_late, 3)
 
 

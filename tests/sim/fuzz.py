@@ -123,7 +123,7 @@ class Fuzz:
         self.check_plan(plan)
         for preemption in plan.preemptions:
             if preemption.mode == "abort":
-                self._end(preemption.seq, "abort")
+                self._end(preemption.seq, "preempted")
         for adapter in plan.loads:
             self.slots.load(adapter, self.now)
         self.flight.append(plan)

@@ -42,11 +42,7 @@ class Admission:
             flows = self._uncapped(flows)
         if not flows:
             return None
-        # Those who cannot start count for the minimum: else they would be passed without limit.
-        lowest = min([flow.counter for flow in flows])
-        lane.virtual = max(lane.virtual, lowest)
-        heaviest = max([flow.tenant.share.weight for flow in flows])
-        edge = lowest + self.config.locality_window / heaviest
+        edge = self._edge(lane, flows)
         for request in self._overdue(lane, edge, now):
             reason = self._why_not(request, plan, now)
             if reason is None:
@@ -68,6 +64,14 @@ class Admission:
             request.flow.blocked_step = step
             ranked.remove(best)
         return None
+
+    def _edge(self, lane: Lane, flows: list[Flow]) -> float:
+        """The counter up to which a flow may come before those that had less."""
+        # Those who cannot start count for the minimum: else they would be passed without limit.
+        lowest = min([flow.counter for flow in flows])
+        lane.virtual = max(lane.virtual, lowest)
+        heaviest = max([flow.tenant.share.weight for flow in flows])
+        return lowest + self.config.locality_window / heaviest
 
     def _note_passed(self, chosen: Request, ranked: list[Rank], plan: StepPlan, now: float) -> None:
         """Those who come first in fair order but lack an adapter: it is fetched, and time is kept."""

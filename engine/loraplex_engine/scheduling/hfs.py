@@ -110,15 +110,12 @@ class Hfs:
             heappush(self._latest_starts, (latest, request.number, request))
 
     def finish(self, seq: Sequence, now: float) -> None:
-        seq.is_finished = True
-        request = self._requests.pop(seq, None)
+        request = self._requests.get(seq)
         if request is None:
             return
         if seq.output_ids:
             self.admission.lengths.observe(seq.tenant, seq.adapter, seq.tier, len(seq.output_ids))
-        self.admission.stop_computing(request)
-        self._uncopied.pop(request, None)
-        self.preemptor.host.drop(request)
+        self._forget(request)
         if not request.is_admitted:
             request.flow.remove(request)
             request.flow.lane.forgive(request)
@@ -153,6 +150,8 @@ class Hfs:
         self.residency.fill_idle_slots(draft.plan)
         if not draft.plan.items:
             filler.force_progress(draft)
+        while self.preemptor.aborted:
+            self._forget(self.preemptor.aborted.pop())
         self._checkpoint(draft)
         draft.cost = sum(lane.served for lane in self.lanes)
         for lane in self.lanes:
@@ -193,6 +192,14 @@ class Hfs:
         request.seq.phase = "decode"
         if math.isinf(request.due_s):
             request.due_s = now + request.tpot_s
+
+    def _forget(self, request: Request) -> None:
+        """It ends: nobody waits for what it computes, and nothing of it is kept."""
+        request.seq.is_finished = True
+        del self._requests[request.seq]
+        self.admission.stop_computing(request)
+        self._uncopied.pop(request, None)
+        self.preemptor.host.drop(request)
 
     def _let_go(self, seq: Sequence) -> None:
         """Free what a finished sequence holds, unless a later step in flight computes it too."""

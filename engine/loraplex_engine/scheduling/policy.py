@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 from loraplex_engine.messages import TenantShare, WaitReason
 from loraplex_engine.sequence import Sequence
 
-# "abort": the policy has let go of the sequence as `finish` does; the loop tells the client.
+# "abort": the policy has let go of the sequence as `finish` does; the loop ends the request.
 PreemptionMode = Literal["recompute", "offload", "abort"]
 AdapterState = Literal["resident", "loading", "absent"]
 

@@ -92,7 +92,7 @@ class Preemptor:
         self.lanes = lanes
         self.config = config
         self.host = HostTier(config.num_host_blocks, kv.block_size)
-        self.aborted: list[Request] = []
+        self.aborted: list[Request] = []  # in this step; who plans it forgets them
 
     def make_room(self, request: Request, num_tokens: int, plan: StepPlan, step: int) -> bool:
         """Blocks for `num_tokens` tokens in all, preempting as few as needed, or nobody at all."""
@@ -125,23 +125,24 @@ class Preemptor:
         return True
 
     def preempt(self, request: Request, plan: StepPlan) -> None:
-        """Take everything from a running request; it waits at the front of its flow."""
+        """Take everything from a running request; it waits at the front of its flow, or ends."""
         seq, flow = request.seq, request.flow
         mode = self._mode(request)
+        plan.preemptions.append(Preemption(seq, mode))
+        seq.num_preemptions += 1
+        flow.lane.leave(request)
+        if mode == "abort":
+            self.release(request)
+            self.aborted.append(request)
+            return
         if mode == "offload":
             plan.copies += self.host.park(request)
         else:
             request.replay += seq.num_computed
             seq.num_recomputed += seq.num_computed
             self.host.drop(request)
-        plan.preemptions.append(Preemption(seq, mode))
-        seq.num_preemptions += 1
         seq.phase = "parked" if mode == "offload" else "waiting"
-        flow.lane.leave(request)
         self.release(request)
-        if mode == "abort":
-            self.aborted.append(request)
-            return
         request.urgency = (float("-inf"), request.number)
         flow.push(request)
 

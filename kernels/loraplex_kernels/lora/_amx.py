@@ -1,11 +1,10 @@
 """Grouped LoRA on AMX tiles, bfloat16: one kernel for all slices and adapters of a fused projection.
 
 For a chunk of up to 16 tokens of one adapter: t [tokens, ranks] = x @ A^T in float32, scaled and rounded,
-then y += t @ B, 64 columns at a time. Both factors lie in the slab as the tiles read them (`pack_a`,
-`pack_b`), so that they come from memory in one stream. A token's sums do not see the others.
+then y += t @ B, 64 columns at a time. Both factors lie in the slab as the tiles read them (`_packing`),
+so that they come from memory in one stream. A token's sums do not see the others.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -33,12 +32,11 @@ from loraplex_kernels._numba import (
 )
 from loraplex_kernels._vector import fma, load, load_bf16, splat, store
 from loraplex_kernels.lora._numba import MAX_SLICES
+from loraplex_kernels.lora._packing import COLUMNS, INNER
 from loraplex_kernels.lora.segments import LoraSegments
 from loraplex_kernels.lora.slab import LoraSlab
 
 TOKENS = 16  # of one chunk
-INNER = 32  # elements that one product sums
-COLUMNS = 16  # of one product
 TILE_BYTES = 1024
 
 # x @ A^T: 16 ranks into 0 or 2 each, the last few into 1.
@@ -51,33 +49,6 @@ load_t, load_t_rest, load_b, load_b_rest = load_x, load_x_rest, load_a, load_a_r
 zero_all = tile_zero(0, 1, 2, 3)
 dot_1, dot_3 = tile_dot((1, 4, 6)), tile_dot((3, 4, 6))
 dot_rest_0, dot_rest_2, dot_rest_3 = (tile_dot((tile, 5, 7)) for tile in (0, 2, 3))
-
-
-def pack_a(a: torch.Tensor) -> torch.Tensor:
-    """[ranks, in_features]: of each 16 ranks, or the last few, [in_features / 32, 16 pairs, ranks, 2]."""
-    blocks = [
-        block.reshape(len(block), -1, INNER // 2, 2).permute(1, 2, 0, 3).reshape(-1)
-        for block in a.split(COLUMNS)
-    ]
-    return torch.cat(blocks).view_as(a)
-
-
-def pack_b(b: torch.Tensor) -> torch.Tensor:
-    """[ranks, width]: of each 32 ranks, or the last few, [width / 16, pairs, 16, 2], then an odd one."""
-    blocks = []
-    for block in b.split(INNER):
-        pairs, width = len(block) // 2, b.shape[1]
-        paired = block[: 2 * pairs].reshape(pairs, 2, width // COLUMNS, COLUMNS)
-        blocks += [paired.permute(2, 0, 3, 1).reshape(-1), block[2 * pairs :].reshape(-1)]
-    return torch.cat(blocks).view_as(b)
-
-
-def unpacked(factor: torch.Tensor, pack: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The factor that `pack` has made this of."""
-    order = pack(torch.arange(factor.numel()).view_as(factor)).flatten()
-    plain = torch.empty_like(factor).flatten()
-    plain[order] = factor.flatten()
-    return plain.view_as(factor)
 
 
 @piece

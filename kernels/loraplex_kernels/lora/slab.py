@@ -2,14 +2,15 @@
 
 Ranks are rows of an arena: an adapter of rank r takes r consecutive rows, the same rows in every
 slab, so a wide adapter costs its own width and nobody else's. B is stored transposed, so both
-factors are rows of contiguous memory. For a CPU's tiles the rows of a factor are packed (`lora._amx`).
+factors are rows of contiguous memory. For a CPU's tiles the rows of a factor are packed (`_packing`).
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from loraplex_kernels.device import has_amx, implementation
+from loraplex_kernels.device import has_amx
+from loraplex_kernels.lora._packing import pack_a, pack_b, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,7 @@ class LoraSlab:
         """Write slice s of an adapter into its rows: a [rank, in_features], b [rank, width]."""
         rows = slice(row, row + len(a))
         if self.is_packed:
-            tiles = implementation(__package__, "amx")
-            a, b = tiles.pack_a(a), tiles.pack_b(b)
+            a, b = pack_a(a), pack_b(b)
         self.a[s, rows].copy_(a, non_blocking=True)
         self.b[s][rows].copy_(b, non_blocking=True)
 
@@ -57,8 +57,7 @@ class LoraSlab:
         row, rank = int(self.row_start[slot]), int(self.rank[slot, s])
         a, b = self.a[s, row : row + rank], self.b[s][row : row + rank]
         if self.is_packed:
-            tiles = implementation(__package__, "amx")
-            a, b = tiles.unpacked(a, tiles.pack_a), tiles.unpacked(b, tiles.pack_b)
+            a, b = unpacked(a, pack_a), unpacked(b, pack_b)
         return a, b
 
     @staticmethod

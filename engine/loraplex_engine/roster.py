@@ -54,7 +54,8 @@ class Roster:
         if live is None:
             return
         now = self._clock()
-        self._policy.finish(live.seq, now)
+        is_cut = live.is_internal or ending.reason not in ("stop", "length")
+        self._policy.finish(live.seq, now, is_cut=is_cut)
         if live.is_internal:
             return
         self._meter.finish(live.seq, ending, now)

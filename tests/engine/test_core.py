@@ -23,6 +23,7 @@ from loraplex_engine.messages import (
     TenantShare,
     TokenEvent,
 )
+from loraplex_engine.scheduling.hfs import Hfs
 from loraplex_engine.scheduling.policies import PolicyName
 
 
@@ -141,6 +142,23 @@ def test_an_abort_returns_blocks_at_once() -> None:
     assert world.kv.num_free == 16
     world.run()
     assert world.finished().finish_reason == "abort"
+
+
+def test_only_whole_answers_teach_how_long_answers_get() -> None:
+    world = Scripted(policy="hfs")
+    assert isinstance(world.engine.policy, Hfs)
+    lengths = world.engine.policy.admission.lengths
+    untaught = lengths.quantile(0.5, "t", None, "standard")
+    for _ in range(20):
+        world.engine.submit(request(max_tokens=30))
+        world.step()
+        world.step()
+        world.engine.submit(Abort("r"))
+        world.run()
+    assert lengths.quantile(0.5, "t", None, "standard") == untaught
+    for _ in range(20):
+        world.run(request(max_tokens=2))
+    assert lengths.quantile(0.5, "t", None, "standard") < untaught
 
 
 def test_an_unknown_id_is_no_matter_to_abort_and_explain() -> None:

@@ -194,8 +194,8 @@ class Fuzz:
         assert seq.request_id not in self.ended, "ends twice"
         self.ended[seq.request_id] = reason
         self.alive.remove(seq)
-        self.policy.finish(seq, self.now)
-        self.policy.finish(seq, self.now)  # idempotent
+        for _ in range(2):  # idempotent
+            self.policy.finish(seq, self.now, is_cut=reason not in ("stop", "length"))
 
     def _copy(self, plan: StepPlan) -> None:
         for source, target, direction in plan.copies:

@@ -51,7 +51,7 @@ class Fcfs:
     def set_share(self, share: TenantShare) -> None:
         """Shares do not matter to the order of arrival."""
 
-    def finish(self, seq: Sequence, now: float) -> None:
+    def finish(self, seq: Sequence, now: float, *, is_cut: bool = False) -> None:
         seq.is_finished = True
         if seq in self._waiting:
             self._waiting.remove(seq)

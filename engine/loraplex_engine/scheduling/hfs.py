@@ -109,11 +109,11 @@ class Hfs:
             latest = seq.deadline_s - self.outlook.cost(request) / share
             heappush(self._latest_starts, (latest, request.number, request))
 
-    def finish(self, seq: Sequence, now: float) -> None:
+    def finish(self, seq: Sequence, now: float, *, is_cut: bool = False) -> None:
         request = self._requests.get(seq)
         if request is None:
             return
-        if seq.output_ids:
+        if seq.output_ids and not is_cut:
             self.admission.lengths.observe(seq.tenant, seq.adapter, seq.tier, len(seq.output_ids))
         self._forget(request)
         if not request.is_admitted:

@@ -185,10 +185,11 @@ class Policy(Protocol):
         """Queue a new sequence."""
         ...
 
-    def finish(self, seq: Sequence, now: float) -> None:
+    def finish(self, seq: Sequence, now: float, *, is_cut: bool = False) -> None:
         """A sequence ended (stop, length, abort, error), wherever it was: release what it holds.
 
-        Idempotent. If a step in flight still computes it, its blocks are freed by that step's observe.
+        is_cut: not by itself, so its length tells nothing about others'. Idempotent. If a step in flight
+        still computes it, its blocks are freed by that step's observe.
         """
         ...
 

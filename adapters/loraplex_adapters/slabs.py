@@ -1,6 +1,7 @@
 """The device side: slabs at fixed addresses, written in the background, published between steps."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -49,17 +50,18 @@ class DeviceSlabs:
             self._offsets += range(position, position + width)
             self._strides += [width] * width
             position += size
-            self.slabs[projection.name] = LoraSlab(
-                slice_widths=projection.slice_widths,
-                a=torch.zeros(width, num_rows, projection.in_features, dtype=dtype, device=device),
-                b=tuple(
-                    torch.zeros(num_rows, columns, dtype=dtype, device=device)
-                    for columns in projection.slice_widths
-                ),
-                row_start=self._row_start,
+            slab = LoraSlab.empty(
+                projection.in_features,
+                projection.slice_widths,
+                num_rows,
+                self._row_start,
+                dtype,
+                max_rank,
+            )
+            self.slabs[projection.name] = replace(
+                slab,
                 rank=self._ranks[window].view(num_slots, width),
                 scale=self._scales[window].view(num_slots, width),
-                max_rank=max_rank,
             )
 
     @property

@@ -21,6 +21,7 @@ from loraplex_adapters.store import AdapterStore
 from loraplex_engine.build import adapter_cache, build_engine, load_model
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core import Engine
+from loraplex_engine.device import return_freed_memory
 from loraplex_engine.errors import CannotStart, InvalidConfig
 from loraplex_engine.server import EngineServer
 from loraplex_engine.text import ModelText
@@ -48,7 +49,9 @@ def build(config: EngineConfig, store: AdapterStore) -> Engine:
     model = load_model(config)
     adapters = adapter_cache(config, model, store)
     tokenizer = Tokenizer.from_file(str(config.model / "tokenizer.json"))
-    return build_engine(config, model, adapters, ModelText(tokenizer), is_calibrated=True)
+    engine = build_engine(config, model, adapters, ModelText(tokenizer), is_calibrated=True)
+    return_freed_memory()  # of reading the tokenizer, of calibrating
+    return engine
 
 
 def main() -> int:

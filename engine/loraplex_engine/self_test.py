@@ -16,7 +16,7 @@ from loraplex_adapters.self_tests import Figures
 from loraplex_adapters.slabs import DeviceSlabs
 from loraplex_adapters.slot_extras import ColumnExtras, SlotExtras, place_extras
 from loraplex_engine.batch import Batch
-from loraplex_engine.device import Device, KvShape
+from loraplex_engine.device import Device, KvShape, return_freed_memory
 from loraplex_engine.model.decoder import Decoder
 from loraplex_kernels.linear import pack_weight
 from loraplex_kernels.lora import build_segments
@@ -76,6 +76,7 @@ class ParityTest:
         error = float((served - dense).norm() / scale)
         known = dense[: NUM_TOKENS - num_said, : base.shape[1]]  # before the first added token
         effect = float((known - base[: len(known)]).norm() / known.norm().clamp(min=1e-6))
+        return_freed_memory()  # of the merged weights
         device_bytes = weights.rank * self._row_bytes + weights.extras.num_bytes
         return Figures(error, effect, error <= self._tolerance, device_bytes)
 

@@ -5,14 +5,19 @@ import logging
 import os
 import subprocess
 import sys
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from loraplex_engine.config import Quantization
 from loraplex_engine.errors import UnsupportedModel
 from loraplex_engine.model import weights
+from loraplex_engine.model.config import read_model_config
+from loraplex_engine.model.decoder import Decoder
 from loraplex_engine.model.weights import Checkpoint
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -73,6 +78,32 @@ def test_a_shard_that_is_cut_off_or_missing_is_refused(tmp_path: Path) -> None:
         Checkpoint(tmp_path, torch.float32, CPU)
 
 
+class Watched(Checkpoint):
+    """Knows which of the tensors that it gave are alive."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, torch.bfloat16, CPU)
+        self.given: dict[str, weakref.ref[torch.UntypedStorage]] = {}
+
+    def fused(self, names: Sequence[str]) -> torch.Tensor:
+        tensor = super().fused(names)
+        self.given[names[0]] = weakref.ref(tensor.untyped_storage())
+        return tensor
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_of_weights_that_are_packed_no_copy_stays(
+    tmp_path: Path, quantization: Quantization
+) -> None:
+    write_llama(tmp_path, hidden=128, inner=256, layers=2)
+    checkpoint = Watched(tmp_path)
+    decoder = Decoder(read_model_config(tmp_path), checkpoint, 512, quantization)
+    alive = {name for name, storage in checkpoint.given.items() if storage() is not None}
+    assert len(checkpoint.given) == 2 * 6 + 2
+    assert len(decoder.layers) == 2
+    assert {name for name in alive if "norm" not in name} == {"model.embed_tokens.weight"}
+
+
 MEASURE = """
 import sys
 from pathlib import Path
@@ -98,7 +129,7 @@ print(kib("VmRSS") - before, kib("VmHWM") - before)
 def test_loading_takes_little_more_than_the_model(
     tmp_path: Path, quantization: str, share: float
 ) -> None:
-    write_large(tmp_path)
+    write_llama(tmp_path, hidden=1024, inner=3072, layers=6)  # 170 MB
     size = sum(shard.stat().st_size for shard in tmp_path.glob("*.safetensors"))
     assert size > 150e6
     done = subprocess.run(
@@ -111,9 +142,8 @@ def test_loading_takes_little_more_than_the_model(
     assert peak < held + 0.35 * size  # packing has a tensor twice, quantising in float32
 
 
-def write_large(folder: Path) -> None:
-    """A Llama of 170 MB in bfloat16, a shard for each layer."""
-    hidden, inner, layers = 1024, 3072, 6
+def write_llama(folder: Path, *, hidden: int, inner: int, layers: int) -> None:
+    """In bfloat16, a shard for each layer."""
     config = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": hidden,
         "intermediate_size": inner, "num_attention_heads": 8, "num_hidden_layers": layers,

@@ -1,6 +1,7 @@
 """Grouped LoRA on the CPU: equal to the definition, deterministic, blind to its neighbours."""
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -132,3 +133,14 @@ def test_segments_hold_each_adapter_token_once(slots: list[int], max_chunk: int)
         seen.extend(tokens.tolist())
     assert sorted(seen) == [i for i, slot in enumerate(slots) if slot >= 0]
     assert (np.diff(segments.chunk_slot) >= 0).all()
+
+
+def test_rows_without_an_adapter_take_no_memory() -> None:
+    process, starts = psutil.Process(), torch.zeros(1, dtype=torch.int32)
+    before = process.memory_info().rss
+    slab = LoraSlab.empty(1024, (1024,), 2**17, starts, torch.float32)
+    held = slab.a.nbytes + slab.b[0].nbytes
+    slab.put(0, 2**16, torch.ones(64, 1024), torch.ones(64, 1024))
+    assert process.memory_info().rss - before < held / 8
+    assert slab.a[0, 2**16].all()
+    assert not slab.a[0, 2**16 + 64].any()

@@ -38,7 +38,7 @@ class EngineConfig:
     abort_preempted: str = ""  # tiers, by commas, whose preempted requests end instead of waiting
     steps_ahead: int = 0  # planned and launched while the device works on the one before: 0 or 1
     max_queue_s: float = 300.0  # a live request that would wait longer is refused at once
-    threads: int | None = None  # of the CPU's kernels; None: one per core
+    threads: int | None = None  # of the CPU's kernels; None: as the environment says
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(Dtype))

@@ -16,7 +16,7 @@ from tests.platform_stand import engine_of
 
 from loraplex_platform.config import Settings
 from loraplex_platform.db.migrations import upgrade
-from loraplex_platform.supervision import demo
+from loraplex_platform.supervision import demo, processes
 from loraplex_platform.supervision.base_model import expected_folder, served_name
 from loraplex_platform.supervision.child import CANNOT_START, Child, ChildCannotStart, Command
 from loraplex_platform.supervision.doctor import examine
@@ -106,6 +106,16 @@ def test_engine_gets_its_settings_and_threads(tmp_path: Path) -> None:
     config = command.args[command.args.index("--config") + 1]
     assert config == '{"dtype": "float32", "threads": "3", "model": "/m"}'
     assert command.environment["OMP_NUM_THREADS"] == command.environment["NUMBA_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, "1"), (2, "1"), (8, "7")])
+def test_one_cpu_is_left_to_the_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, threads: str
+) -> None:
+    monkeypatch.setattr(processes, "available_cpus", lambda: cpus)
+    command = engine_command(Settings(home=tmp_path), Path("/m"), "ipc:///e")
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        assert command.environment[name] == threads
 
 
 def test_api_inherits_the_listening_socket(tmp_path: Path) -> None:

@@ -75,3 +75,34 @@ def lists_without_pages(routes: Mapping[tuple[str, str], Mapping[str, Any]]) -> 
         if method == "GET" and not path.endswith("}")
         if not {"after", "limit"} <= {each["name"] for each in operation.get("parameters", ())}
     }
+
+
+def untold(document: Mapping[str, Any], routes: Mapping[tuple[str, str], Any]) -> set[str]:
+    """Answers in JSON, and fields of theirs, of which the document does not say what they hold."""
+    schemas, found, seen = document["components"]["schemas"], set(), set()
+
+    def walk(name: str, schema: Mapping[str, Any]) -> None:
+        kind = schema.get("type")
+        if "$ref" in schema:
+            model = schema["$ref"].rpartition("/")[2]
+            if model not in seen:
+                seen.add(model)
+                walk(model, schemas[model])
+        elif "anyOf" in schema:
+            for each in schema["anyOf"]:
+                walk(name, each)
+        elif "properties" in schema:
+            for field, inner in schema["properties"].items():
+                walk(f"{name}.{field}", inner)
+        elif kind in ("object", "array"):
+            inner = schema.get("additionalProperties" if kind == "object" else "items")
+            walk(name, inner if isinstance(inner, dict) else {})
+        elif kind is None:
+            found.add(name)
+
+    for (method, path), operation in routes.items():
+        for status, answer in operation["responses"].items():
+            told = answer.get("content", {}).get("application/json")
+            if status.startswith("2") and told is not None:
+                walk(f"{method} {path}", told.get("schema", {}))
+    return found

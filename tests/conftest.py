@@ -3,12 +3,10 @@
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import structlog
-from tests.secrecy import Watch, watching
+from tests.secrecy import Watch, record_of_run, watching
 from tests.services import PostgresServer, RedisServer, running_postgres, running_redis
 
 # Read when torch is imported: threads that spin between products starve a machine that does more.
@@ -45,7 +43,7 @@ def redis_url(redis_server: RedisServer) -> str:
 
 
 @pytest.fixture(scope="session")
-def watch() -> Iterator[Watch]:
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
     """Of secrets, and of what is shown: all of a run are searched at its end, across its tests.
 
     Logs are drawn plainly, since rich takes seconds.
@@ -56,8 +54,8 @@ def watch() -> Iterator[Watch]:
         watch.show("log", line)
         return line
 
-    with TemporaryDirectory(prefix="loraplex-shown-") as folder:
-        watch = Watch(Path(folder) / "record")
+    with record_of_run(tmp_path_factory.getbasetemp()) as record:
+        watch = Watch(record)
         structlog.configure(processors=[renderer, overhear])
         with watching(watch):
             yield watch

@@ -1,15 +1,19 @@
 """Secrets that tests make, and whatever others may read: the ones must not be in the others."""
 
 import base64
+import fcntl
+import json
 import logging
 import os
 import re
 import secrets
+import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -28,7 +32,7 @@ from loraplex_platform.people.sessions import SessionService
 KEY = re.compile(KEY_FORM.pattern.encode())  # as a whole, whoever made it
 SHORTEST = 10  # a shorter secret would be found in innocent text
 FEWEST = 5  # different characters; «xxxx…» is nobody's prompt
-UNMISTAKABLE = re.compile(r"(?=.{16})\S+")  # nobody else says the same by chance
+UNMISTAKABLE = 16  # characters that nobody else says by chance
 SOUGHT = 200  # of one test; the 10,000 guesses of another are nobody's secrets
 ONCE = {"POST"}  # shows a secret to whoever makes it, if all goes well
 FORM_PAGES = {"/admin/link"}  # shows its visitor the link that they sent
@@ -38,9 +42,9 @@ HIDDEN_HEADERS = {b"set-cookie"}
 
 @dataclass(slots=True)
 class Watch:
-    """What one test made and showed; and, in a file, what all of the run showed."""
+    """What one test made and showed; and, in a folder of all the run's workers, what every test did."""
 
-    record: Path
+    record: Path  # beside those of the others
     made: set[str] = field(default_factory=set)
     shown: list[tuple[str, bytes]] = field(default_factory=list)  # where, and what
     prompts: set[str] = field(default_factory=set)  # which of the secrets are no more than that
@@ -71,13 +75,25 @@ class Watch:
 
     def leaks(self) -> list[str]:
         """Where somebody may read a secret of this test, or any key."""
-        return list(self._leaks_in(self.shown, sorted(self.made - self.kept)[:SOUGHT]))
+        return list(leaks_in(self.shown, sorted(self.made - self.kept)[:SOUGHT], self.prompts))
 
     def leaks_of_run(self) -> list[str]:
-        """Where somebody may read a secret of another test, or of what several tests share."""
-        sought = sorted(self.ever_made - self.kept)
-        lines = (line.partition(b"\t") for line in lines_with(sought, self.record))
-        return list(self._leaks_in([(where.decode(), text) for where, _, text in lines], sought))
+        """Where somebody may read a secret of another test, of all workers that have ended.
+
+        The last one searches what each of them showed for what each of them made.
+        """
+        with alone_in(self.record.parent) as folder:
+            told = {name: sorted(getattr(self, name)) for name in ("ever_made", "prompts", "kept")}
+            self.record.with_suffix(".made").write_text(json.dumps(told))
+            ended = list(folder.glob("*.made"))
+            made = [json.loads(path.read_text()) for path in ended]
+            kept, prompts, ever = (
+                {text for each in made for text in each[name]}
+                for name in ("kept", "prompts", "ever_made")
+            )
+            lines = lines_with(ever - kept, *(path.with_suffix(".shown") for path in ended))
+        shown = [(where.decode(), text) for where, _, text in (x.partition(b"\t") for x in lines)]
+        return list(leaks_in(shown, sorted(ever - kept), prompts))
 
     def put_away(self) -> None:
         """The next test begins; each line is recorded once."""
@@ -88,30 +104,60 @@ class Watch:
                     if mark not in self._recorded:
                         self._recorded.add(mark)
                         record.write(where.encode("unicode_escape") + b"\t" + line + b"\n")
-        self.ever_made |= {secret for secret in self.made if UNMISTAKABLE.fullmatch(secret)}
+        self.ever_made |= {secret for secret in self.made if len(secret) >= UNMISTAKABLE}
         self.clear()
 
     def clear(self) -> None:
         self.made.clear()
         self.shown.clear()
 
-    def _leaks_in(self, shown: Iterable[tuple[str, bytes]], sought: list[str]) -> Iterator[str]:
-        written = [(secret.encode(), secret in self.prompts) for secret in sought]
-        for where, text in shown:
-            yield from (f"{where}: {match[0].decode()}" for match in KEY.finditer(text))
-            for secret, is_prompt in written:
-                if secret in text and not (is_prompt and where.endswith(READ_BACK)):
-                    yield f"{where}: {secret.decode()}"
+
+def leaks_in(
+    shown: Iterable[tuple[str, bytes]], sought: list[str], prompts: set[str]
+) -> Iterator[str]:
+    """Any key, and any of these secrets; a prompt may be read in the file that its owner sent."""
+    written = [(secret.encode(), secret in prompts) for secret in sought]
+    for where, text in shown:
+        yield from (f"{where}: {match[0].decode()}" for match in KEY.finditer(text))
+        for secret, is_prompt in written:
+            if secret in text and not (is_prompt and where.endswith(READ_BACK)):
+                yield f"{where}: {secret.decode()}"
 
 
-def lines_with(sought: Iterable[str], record: Path) -> list[bytes]:
-    """The lines that hold any of these texts: grep looks for thousands of them at once."""
-    texts = record.with_suffix(".sought")
-    texts.write_text("".join(f"{text}\n" for text in sought))
-    command = ["grep", "-aFf", str(texts), str(record)]
-    found = subprocess.run(command, env={"PATH": os.defpath, "LC_ALL": "C"}, capture_output=True)
+def lines_with(sought: Iterable[str], *records: Path) -> list[bytes]:
+    """Their lines that hold any of these texts: grep looks for thousands of them at once."""
+    with NamedTemporaryFile("w", suffix=".sought") as texts:
+        texts.writelines(f"{text}\n" for text in sought)
+        texts.flush()
+        command = ["grep", "-ahFf", texts.name, *map(str, records)]
+        environment = {"PATH": os.defpath, "LC_ALL": "C"}
+        found = subprocess.run(
+            command, env=environment, capture_output=True, stdin=subprocess.DEVNULL
+        )
     assert found.returncode in (0, 1), found.stderr.decode()
     return found.stdout.split(b"\n")[:-1]
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[Path]:
+    """No other worker of the run is in it meanwhile."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+@contextmanager
+def record_of_run(base: Path) -> Iterator[Path]:
+    """A file in a folder that is the run's; `base` is this worker's. The last to leave empties it."""
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shown"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield folder / f"{base.name}.shown"
+    finally:
+        (folder / f"{base.name}.left").touch()
+        if len(list(folder.glob("*.left"))) == num_workers:
+            shutil.rmtree(folder, ignore_errors=True)  # two may be the last
 
 
 @contextmanager

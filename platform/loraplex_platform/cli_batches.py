@@ -212,9 +212,9 @@ def _rate(job: JobProgress) -> str:
 async def _tell(
     files: FileService, principal: Principal, batch: BatchObject, output: Path | None
 ) -> None:
-    for error in (batch.errors or {"data": []})["data"]:
-        where = "" if error["line"] is None else f"line {error['line']}: "
-        typer.echo(f"error: {where}{error['message']} ({error['code']})", err=True)
+    for error in [] if batch.errors is None else batch.errors.data:
+        where = "" if error.line is None else f"line {error.line}: "
+        typer.echo(f"error: {where}{error.message} ({error.code})", err=True)
     typer.echo(f"{batch.status}  output {batch.output_file_id}  errors {batch.error_file_id}")
     if output is not None and batch.output_file_id is not None:
         _, stream = await files.open(principal, batch.output_file_id)

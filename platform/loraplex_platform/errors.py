@@ -185,7 +185,10 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(kit.Overloaded("The database is away.", retry_after_s=1.0))
 
     async def unstorable(request: Request, error: Exception) -> Response:
+        """What psycopg does not even send: text with NUL."""
         assert isinstance(error, DataError)
+        if getattr(error.orig, "sqlstate", None) is not None:
+            raise error  # the database refused it, after all our checks: a fault of ours
         kind = type(error.orig).__name__  # its text may hold the value
         log.warning("value_refused_by_database", path=request.url.path, error=kind)
         if "\0" in request.scope["path"]:  # as SQLite, which looks for it, tells it
@@ -203,7 +206,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http)
     for unreachable in UNREACHABLE:
         app.add_exception_handler(unreachable, database_away)
-    app.add_exception_handler(DataError, unstorable)  # NUL in PostgreSQL
+    app.add_exception_handler(DataError, unstorable)
     app.add_exception_handler(Exception, unexpected)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import logging
 import statistics
 import time
@@ -152,6 +153,14 @@ def logged() -> Iterator[io.StringIO]:
     structlog.configure(**before)
     logging.getLogger().handlers[:] = handlers
     logging.getLogger().setLevel(level)
+
+
+def test_control_characters_make_no_line_of_their_own_in_the_log(logged: io.StringIO) -> None:
+    structlog.get_logger().warning("named", name='a\n{"level": "error"}\x1b[31m\x7f')
+    logging.getLogger("uvicorn").error("no such path: %s", "a\r\nb")
+    named, told = (json.loads(line) for line in logged.getvalue().splitlines())
+    assert (named["name"], named["level"]) == ('a{"level": "error"}[31m', "warning")
+    assert told["event"] == "no such path: ab"
 
 
 async def test_planted_secrets_and_prompts_are_nowhere(

@@ -131,13 +131,14 @@ async def test_a_profile_that_changed_since_it_was_read_is_not_replaced(stand: A
 async def test_budgets_of_tenant_and_project(stand: AdminStand, app: FastAPI) -> None:
     await stand.call("PUT", BUDGETS + "/month", {"amount": "10", "is_hard": True})
     project = f"?project_id={stand.project}"
-    answer = await stand.call("PUT", BUDGETS + "/day" + project, {"amount": "0.5"})
-    states = [(b["level"], b["span"], b["amount"], b["is_hard"]) for b in answer.json()["data"]]
-    assert states == [("project", "day", "0.5", False), ("tenant", "month", "10.0", True)]
+    await stand.call("PUT", BUDGETS + "/day" + project, {"amount": "0.5"})
+    listed = (await stand.call("GET", BUDGETS, key="acme")).json()["data"]
+    states = [(b["level"], b["span"], b["amount"], b["is_hard"]) for b in listed]
+    assert states == [("tenant", "month", "10.0", True), ("project", "day", "0.5", False)]
     effective = (await stand.call("GET", "/tenants/{tenant_id}/effective", key="acme")).json()
     assert [limit["source"] for limit in effective["limits"]] == ["budget"]
-    answer = await stand.call("DELETE", BUDGETS + "/month")
-    assert len(answer.json()["data"]) == 1
+    assert (await stand.call("DELETE", BUDGETS + "/month")).json()["deleted"]
+    assert len((await stand.call("GET", BUDGETS)).json()["data"]) == 1
     assert (await stand.call("DELETE", BUDGETS + "/month")).status_code == 404
     assert "budget.deleted" in await actions_in(app)
 

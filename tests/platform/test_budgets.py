@@ -126,7 +126,11 @@ async def test_a_soft_budget_refuses_nobody(served: Served) -> None:
     budgets = budgets_of(served.app.state.database, SystemClock())
     assert await budgets.watch() == 3
     assert await budgets.watch() == 0
-    assert [a.percent for a in await budgets.alerts(acme)] == [50, 80, 100]
+    first = await budgets.alert_page(acme, after=None, limit=2)
+    rest = await budgets.alert_page(acme, after=first[-1].id, limit=2)
+    assert [alert.percent for alert in (*first, *rest)] == [50, 80, 100]
+    assert await budgets.alert_page(acme, after=rest[-1].id, limit=2) == []
+    assert len(await budgets.alert_page(acme, after="budget", limit=9)) == 3  # nobody's id
 
 
 async def test_a_window_follows_the_tenants_zone(database: Database) -> None:

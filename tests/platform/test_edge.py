@@ -233,6 +233,16 @@ async def test_what_no_database_keeps_in_a_body_is_never_a_fault_of_ours(
             (unload, staff, {"lora_name": text, "tenant": "acme"}),
             (unload, staff, {"lora_name": "a", "tenant": text}),
             ("/v1/batches", served.keys.acme, job | {"input_file_id": text}),
+            (
+                "/v1/batches",
+                served.keys.acme,
+                job | {"input_file_id": "f", "metadata": {"a": text}},
+            ),
+            (
+                "/v1/batches",
+                served.keys.acme,
+                job | {"input_file_id": "f", "metadata": {text: "a"}},
+            ),
         ):
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
             answer = await stand.http.post(path, content=json.dumps(body), headers=headers)

@@ -1,5 +1,7 @@
 """Keys: their form, their hashes, and who may use them until when."""
 
+import statistics
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -136,3 +138,18 @@ def test_one_changed_character_never_matches(pepper: bytes, position: int) -> No
     assert parse_key(str(key)) == key
     assert matches(key, pepper, digest)
     assert not matches(changed, pepper, digest)
+
+
+def test_a_good_secret_is_compared_for_as_long_as_a_bad_one() -> None:
+    key, pepper = new_key(), bytes(32)
+    digest, other = digest_of(key, pepper), new_key().secret
+    near = key._replace(secret=key.secret[:-1] + ("a" if key.secret[-1] != "a" else "b"))
+    presented = {"good": key, "near": near, "far": key._replace(secret=other)}
+    times: dict[str, list[int]] = {name: [] for name in presented}
+    for _ in range(3000):
+        for name, each in presented.items():
+            started = time.perf_counter_ns()
+            matches(each, pepper, digest)
+            times[name].append(time.perf_counter_ns() - started)
+    medians = [statistics.median(taken) for taken in times.values()]
+    assert max(medians) - min(medians) < 0.25 * min(medians), dict(zip(times, medians, strict=True))

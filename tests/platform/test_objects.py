@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,9 @@ from tests.admin_stand import PROJECT, AdminStand, admin_stand, lists_without_pa
 from tests.platform.test_admin_matrix import BOOK, ROUTES, STAFF_ONLY, Route, body_of, path_of
 from tests.platform_stand import Seeded
 
+from loraplex_platform.admission.limits import DIMENSIONS
+from loraplex_platform.admission.models import LimitRule
+from loraplex_platform.kit.ids import new_id
 from loraplex_platform.rest.idempotency import Claim, Idempotency
 from loraplex_platform.rest.route import PREFIX
 
@@ -69,15 +73,13 @@ FINAL = {  # made, and never changed or deleted
     "credit": Kind("/tenants/{tenant_id}/credits", {"key": "k{n}", "amount": "5"}),
     "invoice": Kind("/tenants/{tenant_id}/invoices", {"month": "202{n}-01"}),
 }
-WHOLE = {  # what a tenant has set is one object, and a report has pages of its own
+WHOLE = {  # one object, or a report that has pages of its own
     "/audit_events/export",
     "/tenants/{tenant_id}/billing",
-    "/tenants/{tenant_id}/budgets",
     "/tenants/{tenant_id}/effective",
     "/tenants/{tenant_id}/export",
     "/tenants/{tenant_id}/exports/{month}/{kind}.{format}.manifest.json",
     "/tenants/{tenant_id}/invoices/draft",
-    "/tenants/{tenant_id}/limits",
     "/usage/completions",
     "/usage/costs",
 }
@@ -157,6 +159,52 @@ async def test_object_is_made_read_and_listed_for_ever(stand: AdminStand, kind: 
         assert (await stand.call(method, f"{kind.path}/{made[0]['id']}", {})).status_code == 405
 
 
+SETTINGS = {  # set and changed alike: each at a place of its own, below what it binds
+    "limit": ("/tenants/{tenant_id}/limits", "tokens_per_day", {"value": 5}, {"value": 6}),
+    "override": (
+        "/tenants/{tenant_id}/overrides",
+        "tokens_per_day",
+        {"value": 5, "reason": "launch"},
+        {"value": 6, "reason": "it went well"},
+    ),
+    "budget": ("/tenants/{tenant_id}/budgets", "day", {"amount": "5.0"}, {"amount": "6.0"}),
+}
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_id_of_a_limit_is_short_enough_to_go_on_from(dimension: str) -> None:
+    longest = LimitRule(subject=new_id("proj"), dimension=dimension).id
+    assert re.fullmatch("[A-Za-z0-9_]{1,64}", longest)
+
+
+@pytest.mark.parametrize(("path", "name", "body", "change"), SETTINGS.values(), ids=SETTINGS)
+async def test_setting_is_made_read_listed_changed_and_deleted(
+    stand: AdminStand, path: str, name: str, body: dict[str, Any], change: dict[str, Any]
+) -> None:
+    keys = [(await stand.made(PROJECT + "/keys", {}))["id"] for _ in range(3)]
+    queries = ("", f"?project_id={stand.project}", *(f"?key_id={key}" for key in keys))
+    places = [f"{path}/{name}{query}" for query in queries]
+    absent = await stand.call("PUT", places[0], body, if_match='"7"')
+    assert absent.status_code == 412, "nothing was there to have been read"
+    made = [(await stand.call("PUT", place, body)).json() for place in places]
+    assert [each["subject"] for each in made] == [stand.acme, stand.project, *keys]
+    assert sorted(await walked(stand, path)) == sorted(each["id"] for each in made)
+    read = await stand.call("GET", places[0])
+    assert read.json() == made[0]
+    changed = await stand.call("PUT", places[0], change, if_match=read.headers["etag"])
+    assert changed.json().items() >= {"id": made[0]["id"], **change}.items()
+    again = await stand.call("GET", places[0])
+    assert (again.json(), again.headers["etag"]) == (changed.json(), changed.headers["etag"])
+    assert (await stand.call("GET", places[1])).json() == made[1]
+    for status, etag in ((412, read.headers["etag"]), (200, again.headers["etag"])):
+        answer = await stand.call("PUT", places[0], body, if_match=etag)
+        assert answer.status_code == status
+    assert (await stand.call("DELETE", places[0])).json() == {"id": made[0]["id"], "deleted": True}
+    for method in ("GET", "DELETE"):
+        assert (await stand.call(method, places[0])).status_code == 404
+    assert sorted(await walked(stand, path)) == sorted(each["id"] for each in made[1:])
+
+
 async def test_keys_of_a_service_account_end_with_it(stand: AdminStand) -> None:
     account = (await stand.made(PROJECT + "/service_accounts", {"name": "ci"}))["id"]
     made = await stand.made(PROJECT + "/keys", {"service_account_id": account})
@@ -211,18 +259,18 @@ async def test_post_whose_twin_still_runs_is_told_to_wait(
     assert answer.headers["retry-after"] == "1"
 
 
-PATCHES = [route for route in ROUTES if route[0] == "PATCH"]
+CHANGES = [route for route in ROUTES if route[0] in ("PATCH", "PUT")]
 
 
-@pytest.mark.parametrize("route", PATCHES, ids=" ".join)
-async def test_patch_of_a_stale_object_is_refused(stand: AdminStand, route: Route) -> None:
+@pytest.mark.parametrize("route", CHANGES, ids=" ".join)
+async def test_change_of_a_stale_object_is_refused(stand: AdminStand, route: Route) -> None:
     path, body = await path_of(stand, route[1]), body_of(route, stand)
     key = "acme" if route not in STAFF_ONLY else "owner"
-    first = await stand.call("PATCH", path, body, key=key)
+    first = await stand.call(route[0], path, body, key=key)
     tag = first.headers["etag"]
     number = int(tag.strip('"'))
     for given, status in ((number - 1, 412), (number + 1, 412), ("nonsense", 400)):
         tagged = f'"{given}"' if isinstance(given, int) else given
-        answer = await stand.call("PATCH", path, body, key=key, if_match=tagged)
+        answer = await stand.call(route[0], path, body, key=key, if_match=tagged)
         assert answer.status_code == status, tagged
-    assert (await stand.call("PATCH", path, body, key=key, if_match=tag)).status_code == 200
+    assert (await stand.call(route[0], path, body, key=key, if_match=tag)).status_code == 200

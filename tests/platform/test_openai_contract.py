@@ -8,6 +8,8 @@ import pytest
 from openai import NotFoundError, OpenAI
 from tests.platform_stand import BASE, Served, token_of, usage_of
 
+from loraplex_platform.openai.answer_schemas import ChatCompletion, Completion
+
 HELLO = [{"role": "user", "content": "hello"}]
 PROMPT_TOKENS = 1 + len("user\nhello") + 1 + 1 + 1 + len("assistant\n")
 
@@ -246,3 +248,14 @@ async def test_user_and_metadata_are_stored_with_the_usage(served: Served) -> No
     [event] = await usage_of(served.app)
     assert (event.end_user, event.request_metadata) == ("u1", {"a": "b"})
     assert (event.region, event.adapter_version) == ("test-region", "acme-support")
+
+
+async def test_answers_hold_what_the_document_says_and_nothing_else(served: Served) -> None:
+    client, asked = served.client(), {"model": BASE, "max_tokens": 2}
+    more = {"return_token_ids": True}
+    chat = await client.chat.completions.create(
+        messages=HELLO, logprobs=True, top_logprobs=1, extra_body=more, **asked
+    )
+    texts = await client.completions.create(prompt=["a", "b"], logprobs=1, extra_body=more, **asked)
+    ChatCompletion.model_validate(chat.model_dump(exclude_unset=True))
+    Completion.model_validate(texts.model_dump(exclude_unset=True))

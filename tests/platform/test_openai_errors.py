@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
+import psycopg
 import pytest
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.exc import DataError
 from tests.platform_stand import BASE, Seeded
 
 from loraplex_platform.auth.throttle import Throttle
@@ -282,3 +284,18 @@ async def test_any_json_value_of_any_parameter_is_served_or_refused(
             headers={"authorization": f"Bearer {keys.acme}", "content-type": "application/json"},
         )
     assert response.status_code in {200, 400, 404}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [(psycopg.DataError("NUL"), 400), (psycopg.errors.NumericValueOutOfRange("22003"), 500)],
+    ids=["not sent", "refused"],
+)
+async def test_what_the_database_refuses_is_our_fault_and_what_it_never_saw_the_callers(
+    app: FastAPI, http: httpx2.AsyncClient, fault: psycopg.DataError, status: int
+) -> None:
+    @app.get("/stored")
+    async def store() -> None:
+        raise DataError("INSERT", {}, fault)
+
+    assert "INSERT" not in error_of(await http.get("/stored"), status)["message"]

@@ -120,6 +120,8 @@ def test_prices_are_those_of_the_moment() -> None:
         LIST | {"prices": [{"kind": "thought", "usd_per_million": "1"}]},
         LIST | {"prices": [{"kind": "completion", "usd_per_million": "much"}]},
         LIST | {"prices": [{"kind": "completion", "usd_per_million": "-1"}]},
+        LIST | {"tier_percent": {"batch": -50}},
+        LIST | {"hosting_usd_per_gib_hour": "-1"},
     ],
 )
 def test_bad_books_are_refused(content: dict[str, object]) -> None:

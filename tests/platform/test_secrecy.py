@@ -75,7 +75,7 @@ def test_the_database_is_searched(told: Watch, tmp_path: Path) -> None:
 
 
 def test_what_one_test_makes_is_sought_in_what_all_the_others_show(tmp_path: Path) -> None:
-    watch = Watch(tmp_path / "record")
+    watch = Watch(tmp_path / "a.shown")
     watch.show("log", "before a-planted-secret was made")
     watch.put_away()
     watch.make("a-planted-secret")
@@ -87,8 +87,23 @@ def test_what_one_test_makes_is_sought_in_what_all_the_others_show(tmp_path: Pat
     assert watch.leaks_of_run() == [f"{each}: a-planted-secret" for each in where]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["maker first", "maker last"])
+def test_what_one_worker_makes_is_sought_in_what_another_shows(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    workers = [Watch(tmp_path / f"{name}.shown") for name in "ab"]
+    workers[0].make("a planted pass-phrase")
+    workers[1].show("metrics", "a planted pass-phrase, and a question to keep")
+    workers[1].prompt("a question to keep", may_be_kept=True)
+    workers[0].prompt("a question to keep", may_be_kept=False)
+    for worker in workers:
+        worker.put_away()
+    first, last = (workers[index].leaks_of_run() for index in order)
+    assert (first, last) == ([], ["metrics: a planted pass-phrase"])
+
+
 def test_all_secrets_of_a_run_are_sought_and_lines_are_recorded_once(tmp_path: Path) -> None:
-    watch, made = Watch(tmp_path / "record"), [new_key().secret for _ in range(2000)]
+    watch, made = Watch(tmp_path / "a.shown"), [new_key().secret for _ in range(2000)]
     for secret in made:
         watch.make(secret)
     for _ in range(9):
@@ -98,7 +113,7 @@ def test_all_secrets_of_a_run_are_sought_and_lines_are_recorded_once(tmp_path: P
 
 
 def test_prompts_are_secrets_but_to_whom_they_are_kept_for(tmp_path: Path) -> None:
-    watch = Watch(tmp_path / "record")
+    watch = Watch(tmp_path / "a.shown")
     watch.prompt("a private\nlong-private-question", may_be_kept=False)
     watch.prompt("a question to keep", may_be_kept=True)
     for where in ("stored_prompt", "GET /v1/files/file-1/content"):
@@ -116,21 +131,25 @@ async def test_prompts_are_known(told: Watch, served: Served) -> None:
     assert {"a private question", "a private beginning"} <= told.prompts & told.made
 
 
-PLANTED = """
+PLANTED = {  # in files of their own: two workers take one each
+    "test_maker.py": """
 def test_one_that_makes_it(watch):
     watch.make("a-planted-secret")
     watch.put_away()
-
+""",
+    "test_shower.py": """
 def test_another_that_shows_it(watch):
     watch.show("metrics", "a-planted-secret")
     watch.put_away()
-"""
+""",
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadfile")], ids=["one", "two"])
 def test_a_run_that_shows_a_secret_fails_at_its_end(tmp_path: Path, workers: list[str]) -> None:
-    (tmp_path / "test_planted.py").write_text(PLANTED)
+    for name, text in PLANTED.items():
+        (tmp_path / name).write_text(text)
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider"]
     outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     path = os.pathsep.join([str(ROOT), *(str(ROOT / package) for package in PACKAGES)])

@@ -11,13 +11,15 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from tests.adapter_stand import CONFIG_BYTES, AdapterClient, base_folder, weights_of
-from tests.admin_stand import admin_stand, lists_without_pages
+from tests.admin_stand import admin_stand, lists_without_pages, untold
+from tests.platform import test_admin_matrix
 from tests.platform.batch_stand import jsonl, line
 from tests.platform_stand import BASE, Served
 
 from loraplex_platform.app import ROUTERS
 from loraplex_platform.auth.service import KeyService
 from loraplex_platform.kit.clock import ManualClock
+from loraplex_platform.rest.route import PREFIX as ADMIN
 from loraplex_platform.usage.invoice_service import InvoiceService, Month
 
 Route = tuple[str, str]
@@ -30,20 +32,20 @@ COMPLETION = {"model": BASE, "prompt": "hi", "max_tokens": 2}
 PREFIX = {"name": "brief", "model": BASE, "messages": CHAT["messages"]}
 
 
-def described() -> dict[Route, dict[str, Any]]:
-    """Every operation that takes a tenant's key, as the OpenAPI document tells it."""
+def documented() -> dict[str, Any]:
     app = FastAPI()
     for router in ROUTERS:
         app.router.routes.extend(router.routes)
-    return {
-        (method.upper(), path): operation
-        for path, operations in app.openapi()["paths"].items()
-        for method, operation in operations.items()
-        if operation["security"] == [{"ApiKey": []}]
-    }
+    return app.openapi()
 
 
-ROUTES = described()
+DOCUMENT = documented()
+ROUTES: dict[Route, dict[str, Any]] = {  # that take a tenant's key
+    (method.upper(), path): operation
+    for path, operations in DOCUMENT["paths"].items()
+    for method, operation in operations.items()
+    if operation["security"] == [{"ApiKey": []}]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,11 @@ OWN_MONTHS = {  # they name no object
     for ending in ("", ".manifest.json")
 }
 
+VLLM_S = {  # the staff's, of no object: see test_adapter_operators
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+}
+
 WHOLE = {  # of what there are few, or that has pages of its own
     "/v1/files/{file_id}/content",
     "/v1/models",
@@ -216,6 +223,26 @@ def test_every_changing_route_has_its_line_here() -> None:
 
 def test_every_list_comes_in_pages() -> None:
     assert lists_without_pages(ROUTES) == WHOLE
+
+
+def test_every_route_is_in_one_of_the_matrices(app: FastAPI) -> None:
+    asked = set(ROUTES) | {(method, ADMIN + path) for method, path in test_admin_matrix.ROUTES}
+    operations = app.openapi()["paths"].items()
+    routes = {(method.upper(), path) for path, methods in operations for method in methods}
+    assert routes - asked == VLLM_S
+
+
+FREE = {  # as it was judged, tested, set or asked, by whichever release
+    "AdapterDetail.defaults",
+    "AdapterObject.defaults",
+    "StoredPromptObject.asked",
+    "VersionObject.parity",
+    "VersionObject.report",
+}
+
+
+def test_every_answer_says_what_it_holds() -> None:
+    assert untold(DOCUMENT, ROUTES) == FREE
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)

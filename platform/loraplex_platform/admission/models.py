@@ -6,32 +6,40 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import Audited, Base, Content, TenantOwned
+from loraplex_platform.db.base import Audited, Base, Content, RevisedByContent, TenantOwned
+
+BETWEEN = "__"  # in no subject's id and no dimension
 
 
-class LimitRule(TenantOwned, Audited, Base):
+class Bound(TenantOwned, Audited, RevisedByContent):
+    """What binds one subject of a tenant in one dimension."""
+
+    level: Mapped[str] = mapped_column(primary_key=True)  # admission.limits.Level
+    subject: Mapped[str] = mapped_column(primary_key=True)  # the id of the tenant, project or key
+    dimension: Mapped[str] = mapped_column(primary_key=True)
+
+    @property
+    def id(self) -> str:
+        return f"{self.subject}{BETWEEN}{self.dimension}"
+
+
+class LimitRule(Bound, Base):
     """At most `value` of a dimension for a tenant, or for one of its projects or keys."""
 
     __tablename__ = "limit_rule"
     __table_args__ = (Index("ix_limit_rule_tenant_id", "tenant_id"),)
 
-    level: Mapped[str] = mapped_column(primary_key=True)  # admission.limits.Level
-    subject: Mapped[str] = mapped_column(primary_key=True)  # the id of the tenant, project or key
-    dimension: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[int] = mapped_column(BigInteger)
     strict: Mapped[bool]
     updated_at: Mapped[datetime]
 
 
-class LimitOverride(TenantOwned, Audited, Base):
+class LimitOverride(Bound, Base):
     """A value that goes before the rule's and the plan's, until it expires."""
 
     __tablename__ = "limit_override"
     __table_args__ = (Index("ix_limit_override_tenant_id", "tenant_id"),)
 
-    level: Mapped[str] = mapped_column(primary_key=True)
-    subject: Mapped[str] = mapped_column(primary_key=True)
-    dimension: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[int] = mapped_column(BigInteger)
     reason: Mapped[str]
     created_at: Mapped[datetime]

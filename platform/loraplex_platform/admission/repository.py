@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Row, and_, func, or_
+from sqlalchemy import ColumnElement, Row, and_, func, or_, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.admission.models import (
+    BETWEEN,
     LimitOverride,
     LimitRule,
     RejectionCount,
@@ -17,6 +18,8 @@ from loraplex_platform.admission.models import (
 from loraplex_platform.db.scope import across_tenants, for_tenant, visible_to
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator, Principal
 from loraplex_platform.usage.periods import Period
+
+Setting = TypeVar("Setting", LimitRule, LimitOverride)
 
 
 class LimitRepository:
@@ -55,39 +58,35 @@ class LimitRepository:
         )
         return await self._session.scalar(statement)
 
-    async def put(self, row: LimitRule | LimitOverride) -> None:
-        """Set or replace."""
-        there = await self._one(type(row), row.tenant_id, row.level, row.subject, row.dimension)
+    async def page(
+        self, table: type[Setting], tenant_id: str, after: str | None, limit: int
+    ) -> Sequence[Setting]:
+        """By subject and dimension, from behind the one with the id `after`."""
+        statement = across_tenants(table).where(table.tenant_id == tenant_id)
+        if after is not None:
+            subject, _, dimension = after.partition(BETWEEN)
+            behind = tuple_(table.subject, table.dimension) > (subject, dimension)
+            statement = statement.where(behind)
+        statement = statement.order_by(table.subject, table.dimension).limit(limit)
+        return (await self._session.scalars(statement)).all()
+
+    async def put(self, row: Setting, there: Setting | None) -> Setting:
+        """Set, or replace what is there; returns what stands now."""
         if there is None:
             self._session.add(row)
         else:
             for column in there.__table__.columns:
                 setattr(there, column.key, getattr(row, column.key))
         await self._session.flush()
+        return there or row
 
-    async def remove(
-        self,
-        tenant_id: str,
-        level: str,
-        subject: str,
-        dimension: str,
-        table: type[LimitRule] | type[LimitOverride] = LimitRule,
-    ) -> bool:
-        """Whether there was one."""
-        row = await self._one(table, tenant_id, level, subject, dimension)
-        if row is not None:
-            await self._session.delete(row)
-            await self._session.flush()
-        return row is not None
+    async def remove(self, row: LimitRule | LimitOverride) -> None:
+        await self._session.delete(row)
+        await self._session.flush()
 
-    async def _one(
-        self,
-        table: type[LimitRule] | type[LimitOverride],
-        tenant_id: str,
-        level: str,
-        subject: str,
-        dimension: str,
-    ) -> LimitRule | LimitOverride | None:
+    async def find(
+        self, table: type[Setting], tenant_id: str, level: str, subject: str, dimension: str
+    ) -> Setting | None:
         statement = across_tenants(table).where(
             table.tenant_id == tenant_id,
             table.level == level,

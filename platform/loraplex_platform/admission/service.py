@@ -14,14 +14,20 @@ from loraplex_platform.admission.models import (
     RejectionCount,
     RejectionSamples,
 )
-from loraplex_platform.admission.repository import LimitRepository, RejectionRepository
+from loraplex_platform.admission.repository import (
+    LimitRepository,
+    RejectionRepository,
+    Setting,
+)
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
 from loraplex_platform.events.catalogue import LimitsEvent
 from loraplex_platform.events.outbox import emit
 from loraplex_platform.kit.clock import Clock
-from loraplex_platform.kit.errors import InvalidRequest
+from loraplex_platform.kit.errors import InvalidRequest, NotFound
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator, Principal
+from loraplex_platform.kit.revisions import check_revision
+from loraplex_platform.tenants.repository import TenantRepository
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class LimitService:
         *,
         strict: bool,
         by: Administrator = COMMAND_LINE,
-    ) -> None:
+        revision: int | None = None,
+    ) -> LimitRule:
         """Set or replace a limit; 0 admits nothing."""
         check_limit(dimension, value, subject)
         rule = LimitRule(
@@ -74,19 +81,13 @@ class LimitService:
             strict=strict,
             updated_at=self._clock.now(),
         )
-        async with changing(self._database, by, self._clock) as session:
-            await LimitRepository(session).put(rule)
-            await self._tell(session, subject, dimension)
+        return await self._put(by, subject, rule, revision)
 
     async def remove(
         self, subject: Subject, dimension: str, *, by: Administrator = COMMAND_LINE
-    ) -> None:
-        """Lift a limit; does nothing where there is none."""
-        async with changing(self._database, by, self._clock) as session:
-            if await LimitRepository(session).remove(
-                subject.tenant_id, subject.level, subject.id, dimension
-            ):
-                await self._tell(session, subject, dimension)
+    ) -> bool:
+        """Lift a limit; whether there was one."""
+        return await self._remove(by, LimitRule, subject, dimension)
 
     async def override(
         self,
@@ -97,7 +98,8 @@ class LimitService:
         expires_at: datetime | None,
         reason: str = "",
         by: Administrator = COMMAND_LINE,
-    ) -> None:
+        revision: int | None = None,
+    ) -> LimitOverride:
         """Another value for a while; what was set before comes back by itself."""
         check_limit(dimension, value, subject)
         if DIMENSIONS[dimension].kind == "stock":
@@ -114,19 +116,27 @@ class LimitService:
             created_at=self._clock.now(),
             expires_at=expires_at,
         )
-        async with changing(self._database, by, self._clock) as session:
-            await LimitRepository(session).put(row)
-            await self._tell(session, subject, dimension)
+        return await self._put(by, subject, row, revision)
 
     async def end_override(
         self, subject: Subject, dimension: str, *, by: Administrator = COMMAND_LINE
-    ) -> None:
-        """Does nothing where there is none."""
-        async with changing(self._database, by, self._clock) as session:
-            if await LimitRepository(session).remove(
-                subject.tenant_id, subject.level, subject.id, dimension, LimitOverride
-            ):
-                await self._tell(session, subject, dimension)
+    ) -> bool:
+        """Whether there was one."""
+        return await self._remove(by, LimitOverride, subject, dimension)
+
+    async def find(self, table: type[Setting], subject: Subject, dimension: str) -> Setting:
+        async with self._database.reading() as session:
+            row = await _standing(session, table, subject, dimension)
+        if row is None:
+            raise NotFound(f"nothing is set for {dimension!r}", param="dimension")
+        return row
+
+    async def page(
+        self, table: type[Setting], tenant_id: str, *, after: str | None, limit: int
+    ) -> Sequence[Setting]:
+        """Of the tenant, its projects and its keys."""
+        async with self._database.reading() as session:
+            return await LimitRepository(session).page(table, tenant_id, after, limit)
 
     async def overrides(self, tenant_id: str) -> Sequence[LimitOverride]:
         async with self._database.reading() as session:
@@ -152,6 +162,35 @@ class LimitService:
         async with self._database.reading() as session:
             return await RejectionRepository(session).samples_of(tenant_id)
 
+    async def _put(
+        self, by: Administrator, subject: Subject, row: Setting, revision: int | None
+    ) -> Setting:
+        async with changing(self._database, by, self._clock) as session:
+            await TenantRepository(session).locked(subject.tenant_id)  # one change after the other
+            there = await _standing(session, type(row), subject, row.dimension)
+            check_revision(there, revision)
+            put = await LimitRepository(session).put(row, there)
+            await self._tell(session, subject, row.dimension)
+        return put
+
+    async def _remove(
+        self, by: Administrator, table: type[Setting], subject: Subject, dimension: str
+    ) -> bool:
+        async with changing(self._database, by, self._clock) as session:
+            await TenantRepository(session).locked(subject.tenant_id)
+            row = await _standing(session, table, subject, dimension)
+            if row is not None:
+                await LimitRepository(session).remove(row)
+                await self._tell(session, subject, dimension)
+        return row is not None
+
     async def _tell(self, session: AsyncSession, subject: Subject, dimension: str) -> None:
         payload = LimitsEvent(subject.level, subject.id, dimension)
         await emit(session, subject.tenant_id, "limits.changed", payload, self._clock.now())
+
+
+async def _standing(
+    session: AsyncSession, table: type[Setting], subject: Subject, dimension: str
+) -> Setting | None:
+    limits = LimitRepository(session)
+    return await limits.find(table, subject.tenant_id, subject.level, subject.id, dimension)

@@ -1,7 +1,7 @@
 """Batches as clients see them."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,7 +23,7 @@ Status = Literal[
 FINAL: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    dict[Annotated[Stored, Field(max_length=64)], Annotated[Stored, Field(max_length=512)]],
     Field(max_length=16),
 ]
 
@@ -54,13 +54,53 @@ class RequestCounts(BaseModel):
     failed: int
 
 
+class BatchError(BaseModel):
+    """What is wrong with a line of the input; without a line, with the file."""
+
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+
+
+class BatchErrors(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class InputDetails(BaseModel):
+    cached_tokens: int
+
+
+class OutputDetails(BaseModel):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        return cls(
+            input_tokens=batch.input_tokens,
+            input_tokens_details=InputDetails(cached_tokens=batch.cached_tokens),
+            output_tokens=batch.output_tokens,
+            output_tokens_details=OutputDetails(),
+            total_tokens=batch.input_tokens + batch.output_tokens,
+        )
+
+
 class BatchObject(Listed):
     """OpenAI's batch object, all keys, nulls included."""
 
     object: Literal["batch"] = "batch"
     endpoint: str
     model: str | None
-    errors: dict[str, Any] | None
+    errors: BatchErrors | None
     input_file_id: str
     completion_window: str
     status: str
@@ -76,7 +116,7 @@ class BatchObject(Listed):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
-    usage: dict[str, Any]
+    usage: BatchUsage
     metadata: dict[str, str] | None
 
     @classmethod
@@ -86,7 +126,7 @@ class BatchObject(Listed):
             id=batch.id,
             endpoint=batch.endpoint,
             model=batch.model,
-            errors=None if errors is None else {"object": "list", "data": errors},
+            errors=None if errors is None else BatchErrors(data=errors),
             input_file_id=batch.input_file_id,
             completion_window=batch.completion_window,
             status=batch.status,
@@ -104,20 +144,10 @@ class BatchObject(Listed):
             request_counts=RequestCounts(
                 total=batch.total, completed=batch.completed, failed=batch.failed
             ),
-            usage=_usage(batch),
+            usage=BatchUsage.of(batch),
             metadata=batch.request_metadata,
         )
 
 
 def _unix(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.timestamp())
-
-
-def _usage(batch: Batch) -> dict[str, Any]:
-    return {
-        "input_tokens": batch.input_tokens,
-        "input_tokens_details": {"cached_tokens": batch.cached_tokens},
-        "output_tokens": batch.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": batch.input_tokens + batch.output_tokens,
-    }

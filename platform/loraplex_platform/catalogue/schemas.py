@@ -14,6 +14,7 @@ from loraplex_platform.kit.json_schema import never_null
 from loraplex_platform.kit.pagination import Listed
 
 Number = Annotated[int, Field(ge=1, lt=2**31)]
+ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}"
 NEVER_NULL = ("current", "enabled", "pinned", "defaults")
 
 
@@ -22,7 +23,7 @@ class UploadForm(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
+    name: Annotated[str, Field(json_schema_extra={"pattern": f"^{ADAPTER_NAME}$"})]
     activate: bool = False  # the first version of a name is current anyhow
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the weights
 

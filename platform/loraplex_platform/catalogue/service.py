@@ -27,6 +27,7 @@ from loraplex_platform.catalogue.publishing import (
 )
 from loraplex_platform.catalogue.repository import AdapterRepository
 from loraplex_platform.catalogue.routes import Address, Routes
+from loraplex_platform.catalogue.schemas import ADAPTER_NAME
 from loraplex_platform.catalogue.upload import refused
 from loraplex_platform.db.database import Database
 from loraplex_platform.events.catalogue import AdapterEvent, RefusedAdapter
@@ -36,7 +37,7 @@ from loraplex_platform.kit.errors import Conflict, InvalidRequest, NotFound
 from loraplex_platform.kit.principal import COMMAND_LINE, Actor, Principal
 from loraplex_platform.kit.revisions import check_revision
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}")
+NAME = re.compile(ADAPTER_NAME)
 DRAFT_LIFE_S = 6 * 3600.0  # the longest that an upload may take
 UNUSED_LIFE_S = 24 * 3600.0  # how long a version that no name has stays on the disk
 COMMAND = COMMAND_LINE.actor

@@ -1,27 +1,18 @@
-"""Prices, credits, budgets and how a tenant is billed."""
+"""Prices, credits and how a tenant is billed."""
 
-from typing import Annotated, Literal
+from fastapi import Response
 
-from fastapi import Depends, Response
-
-from loraplex_platform.admission.service import Subject
 from loraplex_platform.control.billing_schemas import (
-    AlertOut,
     BillingOut,
     BookBody,
     BookOut,
-    BudgetBody,
-    BudgetOut,
-    BudgetsOut,
     GrantBody,
     GrantOut,
     ProfileBody,
 )
-from loraplex_platform.control.plans import subject
 from loraplex_platform.control.schemas import Id
 from loraplex_platform.control.services import (
     BillingWriter,
-    Budgets,
     Credits,
     Prices,
     Reader,
@@ -33,9 +24,7 @@ from loraplex_platform.rest.route import Once, Pages, Revision, admin_router, ta
 from loraplex_platform.usage.money import pico_of
 
 router = admin_router()
-BUDGETS = "/tenants/{tenant_id}/budgets"
 CREDITS = "/tenants/{tenant_id}/credits"
-OfSubject = Annotated[Subject, Depends(subject)]
 
 
 @router.post("/price_books", status_code=201, dependencies=[Once])
@@ -45,7 +34,8 @@ async def publish_prices(
     """A new version of the list, or of a tenant's own prices; it never changes afterwards."""
     if body.tenant_id is not None:
         await tenants.find(by, body.tenant_id)
-    book = await prices.publish(body.effective_from, body.content, body.tenant_id, by)
+    content = body.content.model_dump(exclude_none=True)
+    book = await prices.publish(body.effective_from, content, body.tenant_id, by)
     return BookOut.of(book)
 
 
@@ -120,38 +110,3 @@ async def get_credit(
 ) -> GrantOut:
     await tenants.find(by, tenant_id)
     return GrantOut.of(await credits.find(tenant_id, grant_id))
-
-
-@router.get(BUDGETS)
-async def list_budgets(tenant_id: Id, by: Reader, tenants: Tenants, budgets: Budgets) -> BudgetsOut:
-    """How each budget of the tenant, its projects and its keys stands, and what was crossed."""
-    await tenants.find(by, tenant_id)
-    return await _budgets(budgets, tenant_id)
-
-
-@router.put(BUDGETS + "/{span}")
-async def set_budget(
-    span: Literal["day", "month"],
-    body: BudgetBody,
-    by: BillingWriter,
-    of: OfSubject,
-    budgets: Budgets,
-) -> BudgetsOut:
-    pico = pico_of(body.amount)
-    await budgets.set(of.tenant_id, of.level, of.id, span, pico, is_hard=body.is_hard, by=by)
-    return await _budgets(budgets, of.tenant_id)
-
-
-@router.delete(BUDGETS + "/{span}")
-async def remove_budget(
-    span: Literal["day", "month"], by: BillingWriter, of: OfSubject, budgets: Budgets
-) -> BudgetsOut:
-    await budgets.remove(of.level, of.id, span, by=by)
-    return await _budgets(budgets, of.tenant_id)
-
-
-async def _budgets(budgets: Budgets, tenant_id: str) -> BudgetsOut:
-    states, alerts = await budgets.of_tenant(tenant_id), await budgets.alerts(tenant_id)
-    return BudgetsOut(
-        data=[BudgetOut.of(state) for state in states], alerts=[AlertOut.of(row) for row in alerts]
-    )

@@ -2,23 +2,26 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from fastapi import Path, Query
 from pydantic import BaseModel, Field, StringConstraints
 
-from loraplex_platform.control.schemas import Input, Moment, Output, Text
+from loraplex_platform.control.schemas import Input, Moment, Output, Text, Tier
 from loraplex_platform.kit.json_schema import form
 from loraplex_platform.usage.billing_models import BillingProfile, BudgetAlert, CreditGrant
 from loraplex_platform.usage.budget_service import BudgetState
 from loraplex_platform.usage.invoice_service import Month
 from loraplex_platform.usage.money import cents_text, text_of
 from loraplex_platform.usage.prepaid import CreditBalance
-from loraplex_platform.usage.prices import PriceBook
+from loraplex_platform.usage.prices import PriceBook, TokenKind
 
 UNITS = r"[0-8]?[0-9]{1,6}"  # in pico-dollars a column holds nine million and a bit
 CENTS = r"(\.[0-9]{1,2}0{0,10})?"
 Dollars = Annotated[str, StringConstraints(pattern=rf"^{UNITS}(\.[0-9]{{1,12}})?$")]
+PerMillion = Annotated[  # a token's price is whole pico-dollars
+    str, StringConstraints(pattern=rf"^{UNITS}(\.[0-9]{{1,6}}0{{0,6}})?$")
+]
 Cents = Annotated[str, StringConstraints(pattern=rf"^{UNITS}{CENTS}$")]
 PositiveCents = Annotated[
     str,
@@ -41,17 +44,49 @@ def month_of(text: str) -> Month:
     return Month.of(int(year), int(month))
 
 
+class NewPrice(Input):
+    """For whatever it names; without a tier it holds at each tier's percentage."""
+
+    kind: TokenKind
+    usd_per_million: PerMillion
+    base_model: Annotated[Text, Field(min_length=1)] | None = None
+    adapter: Annotated[Text, Field(min_length=1)] | None = None  # a version, "base" or "*"
+    tier: Tier | None = None
+
+
+class BookContent(Input):
+    """A list says a general price of every kind, and of hosting; a tenant's own need not."""
+
+    prices: Annotated[list[NewPrice], Field(max_length=10_000)]
+    tier_percent: dict[Tier, Annotated[int, Field(ge=0, le=10_000)]] = Field(default_factory=dict)
+    hosting_usd_per_gib_hour: Dollars | None = None
+
+
+class PriceOut(BaseModel):
+    kind: str
+    usd_per_million: str
+    base_model: str | None = None
+    adapter: str | None = None
+    tier: str | None = None
+
+
+class BookContentOut(BaseModel):
+    prices: list[PriceOut]
+    tier_percent: dict[str, int]
+    hosting_usd_per_gib_hour: str | None
+
+
 class BookBody(Input):
     effective_from: Moment
     tenant_id: Annotated[Text, Field(max_length=64)] | None = None  # None: the list
-    content: Annotated[dict[str, Any], Field(max_length=10)]
+    content: BookContent
 
 
 class BookOut(Output):
     object: Literal["price_book"] = "price_book"
     tenant_id: str | None
     effective_from: datetime
-    content: dict[str, Any]
+    content: BookContentOut
 
     @classmethod
     def of(cls, book: PriceBook) -> Self:
@@ -59,7 +94,7 @@ class BookOut(Output):
             id=book.id,
             tenant_id=book.tenant_id,
             effective_from=book.effective_from,
-            content=book.to_json(),
+            content=BookContentOut.model_validate(book.to_json()),
         )
 
 
@@ -165,7 +200,7 @@ class BudgetBody(Input):
     is_hard: bool = False  # refuses requests beyond it
 
 
-class BudgetOut(BaseModel):
+class BudgetOut(Output):
     object: Literal["budget"] = "budget"
     level: str
     subject: str
@@ -181,6 +216,7 @@ class BudgetOut(BaseModel):
     def of(cls, state: BudgetState) -> Self:
         budget = state.budget
         return cls(
+            id=budget.id,
             level=budget.level,
             subject=budget.subject,
             span=budget.span,
@@ -193,7 +229,8 @@ class BudgetOut(BaseModel):
         )
 
 
-class AlertOut(BaseModel):
+class AlertOut(Output):
+    object: Literal["budget_alert"] = "budget_alert"
     budget_id: str
     window_start: datetime
     percent: int
@@ -203,18 +240,13 @@ class AlertOut(BaseModel):
     @classmethod
     def of(cls, row: BudgetAlert) -> Self:
         return cls(
+            id=row.id,
             budget_id=row.budget_id,
             window_start=row.window_start,
             percent=row.percent,
             spent=text_of(row.spent_pico),
             created_at=row.created_at,
         )
-
-
-class BudgetsOut(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[BudgetOut]
-    alerts: list[AlertOut]
 
 
 class InvoiceBody(Input):

@@ -29,12 +29,13 @@ from loraplex_platform.usage.credit_notes import Wish, whole_cents
 from loraplex_platform.usage.documents import (
     FILE_ANSWERS,
     INVOICE_ANSWERS,
-    Asked,
-    InvoiceOut,
+    OfAllCosts,
+    OfAllUsage,
     file_answer,
     invoice_answer,
 )
 from loraplex_platform.usage.export_files import Format, Kind
+from loraplex_platform.usage.invoice_schemas import DraftOut, InvoiceOut
 from loraplex_platform.usage.money import pico_of
 from loraplex_platform.usage.schemas import Manifest, Report, TenantsCostResult, TenantsUsageResult
 
@@ -51,7 +52,7 @@ OfTenant = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_]{1,64}$")]
     response_model_exclude_unset=True,
 )
 async def get_usage(
-    by: StaffReader, query: Asked, reports: UsageReports, tenant_id: OfTenant = None
+    by: StaffReader, query: OfAllUsage, reports: UsageReports, tenant_id: OfTenant = None
 ) -> dict[str, Any]:
     """As `/v1/organization/usage/completions`, of all tenants or one; groups by tenant_id too."""
     return await reports.completions(tenant_id, query, is_staff=True)
@@ -61,7 +62,7 @@ async def get_usage(
     "/usage/costs", response_model=Report[TenantsCostResult], response_model_exclude_unset=True
 )
 async def get_costs(
-    by: StaffReader, query: Asked, reports: UsageReports, tenant_id: OfTenant = None
+    by: StaffReader, query: OfAllCosts, reports: UsageReports, tenant_id: OfTenant = None
 ) -> dict[str, Any]:
     """As `/v1/organization/costs`, of all tenants or one; groups by tenant_id too."""
     return await reports.costs(tenant_id, query, is_staff=True)
@@ -76,7 +77,7 @@ async def list_invoices(
     return page_of([InvoiceOut.of(row) for row in rows], pages.limit)
 
 
-@router.get(INVOICES + "/draft")
+@router.get(INVOICES + "/draft", response_model=DraftOut)
 async def draft_invoice(
     tenant_id: Id, month: MonthInQuery, by: Reader, tenants: Tenants, invoices: Invoices
 ) -> dict[str, Any]:

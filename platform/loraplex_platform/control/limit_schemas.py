@@ -1,6 +1,5 @@
 """What goes in and comes out where plans and limits are concerned."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
@@ -9,7 +8,6 @@ from pydantic import BaseModel, Field, WithJsonSchema
 
 from loraplex_platform.admission.effective import EffectiveLimit
 from loraplex_platform.admission.limits import DIMENSIONS, MAX_EXACT
-from loraplex_platform.admission.models import LimitOverride, LimitRule
 from loraplex_platform.control.schemas import (
     Change,
     Count,
@@ -90,26 +88,25 @@ class OverrideBody(Input):
     reason: Text = ""
 
 
-class RuleOut(BaseModel):
+class RuleOut(Output):
+    object: Literal["limit"] = "limit"
     level: str
     subject: str
     dimension: str
     value: int
     strict: bool
+    updated_at: datetime
 
 
-class OverrideOut(BaseModel):
+class OverrideOut(Output):
+    object: Literal["override"] = "override"
     level: str
     subject: str
     dimension: str
     value: int
     reason: str
+    created_at: datetime
     expires_at: datetime | None
-
-
-class LimitsOut(BaseModel):
-    rules: list[RuleOut]
-    overrides: list[OverrideOut]
 
 
 class SettingOut(BaseModel):
@@ -143,16 +140,3 @@ class EffectiveLimitOut(BaseModel):
 class EffectiveOut(BaseModel):
     settings: dict[str, SettingOut]
     limits: list[EffectiveLimitOut]
-
-
-def limits_out(rules: Sequence[LimitRule], overrides: Sequence[LimitOverride]) -> LimitsOut:
-    return LimitsOut(
-        rules=[
-            RuleOut(**{name: getattr(rule, name) for name in RuleOut.model_fields})
-            for rule in rules
-        ],
-        overrides=[
-            OverrideOut(**{name: getattr(row, name) for name in OverrideOut.model_fields})
-            for row in overrides
-        ],
-    )

@@ -5,8 +5,10 @@ from fastapi import APIRouter
 from loraplex_platform.control import (
     audit,
     billing,
+    budgets,
     invoices,
     keys,
+    limits,
     people,
     plans,
     tenants,
@@ -14,5 +16,5 @@ from loraplex_platform.control import (
 )
 
 router = APIRouter()
-for part in (tenants, keys, people, plans, billing, invoices, webhooks, audit):
+for part in (tenants, keys, people, plans, limits, billing, budgets, invoices, webhooks, audit):
     router.include_router(part.router)

@@ -10,7 +10,7 @@ class HasRevision(Protocol):
     def revision(self) -> int: ...
 
 
-def check_revision(row: HasRevision, expected: int | None) -> None:
-    """None: the caller does not mind what it overwrites."""
-    if expected is not None and row.revision != expected:
+def check_revision(row: HasRevision | None, expected: int | None) -> None:
+    """None expected: the caller does not mind what it overwrites."""
+    if expected is not None and (row is None or row.revision != expected):
         raise PreconditionFailed

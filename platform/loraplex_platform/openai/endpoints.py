@@ -16,6 +16,16 @@ from loraplex_platform.catalogue.endpoints import Desk, Writer
 from loraplex_platform.errors import error_object, from_engine
 from loraplex_platform.kit.errors import PlatformError
 from loraplex_platform.kit.principal import Principal
+from loraplex_platform.openai.answer_schemas import (
+    ChatCompletion,
+    Completion,
+    DeletedModel,
+    LiveRequestList,
+    ModelList,
+    ModelObject,
+    RequestExplanation,
+    Told,
+)
 from loraplex_platform.openai.answers import Json
 from loraplex_platform.openai.live_requests import LiveRequests
 from loraplex_platform.openai.models import ModelService
@@ -49,17 +59,24 @@ Inference = Annotated[InferenceService, Depends(inference_of)]
 Models = Annotated[ModelService, Depends(models_of)]
 
 
-@router.get("/models")
+def _generated(whole: type[Told]) -> dict[int | str, dict[str, Any]]:
+    """Whole, or as events; written by hand, since it is made for every request."""
+    content: dict[str, Any] = {"text/event-stream": {}}
+    told = {"model": whole, "content": content, "description": "The answer, or its events."}
+    return {200: told}
+
+
+@router.get("/models", response_model=ModelList)
 async def list_models(principal: InferencePrincipal, models: Models) -> Json:
     return {"object": "list", "data": await models.list(principal)}
 
 
-@router.get("/models/{model_id:path}")
+@router.get("/models/{model_id:path}", response_model=ModelObject)
 async def get_model(model_id: str, principal: InferencePrincipal, models: Models) -> Json:
     return await models.get(principal, model_id)
 
 
-@router.delete("/models/{model_id:path}")
+@router.delete("/models/{model_id:path}", response_model=DeletedModel)
 async def delete_model(
     model_id: str, principal: Writer, request: Request, models: Models, desk: Desk
 ) -> Json:
@@ -69,7 +86,7 @@ async def delete_model(
     return {"id": model_id, "object": "model", "deleted": True}
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", responses=_generated(ChatCompletion))
 async def create_chat_completion(
     body: ChatRequest, principal: InferencePrincipal, request: Request, inference: Inference
 ) -> Response:
@@ -77,7 +94,7 @@ async def create_chat_completion(
     return await _respond(request, reply, is_stream=bool(body.stream))
 
 
-@router.post("/completions")
+@router.post("/completions", responses=_generated(Completion))
 async def create_completion(
     body: CompletionRequest, principal: InferencePrincipal, request: Request, inference: Inference
 ) -> Response:
@@ -85,12 +102,12 @@ async def create_completion(
     return await _respond(request, reply, is_stream=bool(body.stream))
 
 
-@router.get("/requests")
+@router.get("/requests", response_model=LiveRequestList)
 async def list_requests(principal: InferencePrincipal, live: Live) -> Json:
     return live.all_of(principal)
 
 
-@router.get("/requests/{request_id}/explain")
+@router.get("/requests/{request_id}/explain", response_model=RequestExplanation)
 async def explain_request(request_id: str, principal: InferencePrincipal, live: Live) -> Json:
     return await live.explain(principal, request_id)
 

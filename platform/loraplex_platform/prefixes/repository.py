@@ -8,13 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import undefer
 
 from loraplex_platform.catalogue.models import Adapter, AdapterName
-from loraplex_platform.db.paging import Sorting
+from loraplex_platform.db.paging import page_after
 from loraplex_platform.db.scope import across_tenants, for_tenant
 from loraplex_platform.kit.principal import Principal
 from loraplex_platform.prefixes.models import Prefix
 from loraplex_platform.tenants.models import Tenant
-
-BY_NAME = Sorting(Prefix.id, {"name": Prefix.name})
 
 
 class Living(NamedTuple):
@@ -37,8 +35,8 @@ class PrefixRepository:
         await self._session.flush()
 
     async def page(self, principal: Principal, after: str | None, limit: int) -> Sequence[Prefix]:
-        own = for_tenant(principal, Prefix)
-        return await BY_NAME.page(self._session, own, "name", after, limit)
+        own = page_after(for_tenant(principal, Prefix), Prefix.id, after, limit)
+        return (await self._session.scalars(own)).all()
 
     async def find(self, principal: Principal, id_or_name: str) -> Prefix | None:
         named = or_(Prefix.id == id_or_name, Prefix.name == id_or_name)

@@ -95,7 +95,7 @@ class PrefixService:
     async def page(
         self, principal: Principal, *, after: str | None, limit: int
     ) -> Page[PrefixObject]:
-        """By name."""
+        """The oldest first."""
         async with self._database.reading(principal) as session:
             own = await PrefixRepository(session).page(principal, after, limit + 1)
         return page_of(self._seen(own), limit)

@@ -1,13 +1,13 @@
 """Money: prices, the ledger, credits, budgets, invoices."""
 
-from datetime import datetime
+import re
+from datetime import UTC, datetime
 from typing import Any
-from zlib import crc32
 
 from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex_platform.db.base import SECRET, Audited, Base, TenantOwned
+from loraplex_platform.db.base import SECRET, Audited, Base, RevisedByContent, TenantOwned
 
 
 class PriceBookRow(TenantOwned, Audited, Base):
@@ -68,7 +68,7 @@ class CreditGrant(TenantOwned, Audited, Base):
     created_at: Mapped[datetime]
 
 
-class BudgetRow(TenantOwned, Audited, Base):
+class BudgetRow(TenantOwned, Audited, RevisedByContent, Base):
     """At most (hard) or about (soft) this much in a calendar period of the tenant's zone."""
 
     __tablename__ = "budget"
@@ -101,8 +101,20 @@ class BudgetAlert(TenantOwned, Base):
     spent_pico: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
+    @property
+    def id(self) -> str:
+        return f"{self.budget_id}_{int(self.window_start.timestamp())}_{self.percent}"
 
-class BillingProfile(TenantOwned, Audited, Base):
+
+def place_of(alert_id: str) -> tuple[str, datetime, int]:
+    """The budget, window and share that make such an id; another text is taken for a budget's."""
+    match = re.fullmatch(r"(.+)_([0-9]{1,10})_([0-9]{1,3})", alert_id)
+    if match is None:
+        return alert_id, datetime.min.replace(tzinfo=UTC), 0
+    return match[1], datetime.fromtimestamp(int(match[2]), UTC), int(match[3])
+
+
+class BillingProfile(TenantOwned, Audited, RevisedByContent, Base):
     """How a tenant is billed; without one the defaults of the table hold."""
 
     __tablename__ = "billing_profile"
@@ -115,12 +127,6 @@ class BillingProfile(TenantOwned, Audited, Base):
     minimum_fee_cents: Mapped[int] = mapped_column(BigInteger, default=0)
     payment_days: Mapped[int] = mapped_column(default=30)
     is_prepaid: Mapped[bool] = mapped_column(default=False)  # used-up credits refuse requests
-
-    @property
-    def revision(self) -> int:
-        """Another number for another content: nobody counts its changes."""
-        content = [getattr(self, column.key) for column in self.__table__.columns]
-        return crc32(repr(content).encode()) % 10**9
 
 
 class InvoiceRow(TenantOwned, Audited, Base):

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.audit.trail import changing
 from loraplex_platform.db.database import Database
@@ -16,9 +17,11 @@ from loraplex_platform.kit.clock import Clock
 from loraplex_platform.kit.errors import InvalidRequest, NotFound
 from loraplex_platform.kit.ids import new_id
 from loraplex_platform.kit.principal import COMMAND_LINE, Administrator
+from loraplex_platform.kit.revisions import check_revision
+from loraplex_platform.tenants.repository import TenantRepository
 from loraplex_platform.usage.billing_models import BudgetAlert, BudgetRow
 from loraplex_platform.usage.books import prune_minutes
-from loraplex_platform.usage.budgets import Budget, BudgetRepository
+from loraplex_platform.usage.budgets import Budget, BudgetRepository, budget_of
 from loraplex_platform.usage.money import text_of
 from loraplex_platform.usage.periods import Period, Span
 from loraplex_platform.usage.repository import Level
@@ -57,13 +60,16 @@ class BudgetService:
         *,
         is_hard: bool,
         by: Administrator = COMMAND_LINE,
-    ) -> None:
+        revision: int | None = None,
+    ) -> BudgetState:
         """Set or replace the budget of a tenant, project or key for each day or month."""
         if pico < 0:
             raise InvalidRequest("a budget is not negative", param="amount")
         async with changing(self._database, by, self._clock) as session:
+            await TenantRepository(session).locked(tenant_id)  # one change after the other
             budgets = BudgetRepository(session)
             row = await budgets.row(level, subject, span)
+            check_revision(row, revision)
             if row is None:
                 row = BudgetRow(
                     id=new_id("budget"),
@@ -75,35 +81,46 @@ class BudgetService:
                 )
             row.pico, row.is_hard = pico, is_hard
             await budgets.add(row)
+            budget = budget_of(row, await budgets.zone(tenant_id))
+        async with self._database.reading() as session:
+            return await self._state(session, budget)
 
     async def remove(
         self, level: Level, subject: str, span: Span, *, by: Administrator = COMMAND_LINE
-    ) -> None:
+    ) -> str:
+        """Returns its id."""
         async with changing(self._database, by, self._clock) as session:
             budgets = BudgetRepository(session)
             row = await budgets.row(level, subject, span)
             if row is None:
                 raise NotFound("there is no such budget", param="subject")
             await budgets.remove(row)
+        return row.id
+
+    async def find(self, level: Level, subject: str, span: Span) -> BudgetState:
+        async with self._database.reading() as session:
+            budgets = BudgetRepository(session)
+            row = await budgets.row(level, subject, span)
+            if row is None:
+                raise NotFound("there is no such budget", param="subject")
+            return await self._state(session, budget_of(row, await budgets.zone(row.tenant_id)))
+
+    async def page(self, tenant_id: str, *, after: str | None, limit: int) -> list[BudgetState]:
+        async with self._database.reading() as session:
+            budgets = await BudgetRepository(session).page(tenant_id, after, limit)
+            return [await self._state(session, budget) for budget in budgets]
 
     async def of_tenant(self, tenant_id: str) -> list[BudgetState]:
         """How each of a tenant's budgets stands."""
-        now = self._clock.now()
         async with self._database.reading() as session:
             budgets = await BudgetRepository(session).of_tenant(tenant_id)
-            windows = [budget.window(now) for budget in budgets]
-            spent = [
-                await self._spending.pico(session, tenant_id, window, budget.level, budget.subject)
-                for budget, window in zip(budgets, windows, strict=True)
-            ]
-        return [
-            BudgetState(budget, window, pico, projected(pico, window, now))
-            for budget, window, pico in zip(budgets, windows, spent, strict=True)
-        ]
+            return [await self._state(session, budget) for budget in budgets]
 
-    async def alerts(self, tenant_id: str) -> Sequence[BudgetAlert]:
+    async def alert_page(
+        self, tenant_id: str, *, after: str | None, limit: int
+    ) -> Sequence[BudgetAlert]:
         async with self._database.reading() as session:
-            return await BudgetRepository(session).alerts(tenant_id)
+            return await BudgetRepository(session).alert_page(tenant_id, after, limit)
 
     async def watch(self) -> int:
         """Note every threshold that was crossed since the last time; returns how many."""
@@ -120,6 +137,14 @@ class BudgetService:
                 await prune_minutes(self._database, self._clock)
             except SQLAlchemyError as error:
                 log.warning("budgets_not_watched", exc_info=error)
+
+    async def _state(self, session: AsyncSession, budget: Budget) -> BudgetState:
+        now = self._clock.now()
+        window = budget.window(now)
+        spent = await self._spending.pico(
+            session, budget.tenant_id, window, budget.level, budget.subject
+        )
+        return BudgetState(budget, window, spent, projected(spent, window, now))
 
     async def _watch(self, tenant_id: str) -> int:
         crossed = [

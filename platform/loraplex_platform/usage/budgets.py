@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import and_, or_
+from sqlalchemy import and_, or_, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex_platform.db.paging import page_after
 from loraplex_platform.db.scope import across_tenants, for_tenant
 from loraplex_platform.db.upsert import insert_into
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.principal import Principal
-from loraplex_platform.usage.billing_models import BillingProfile, BudgetAlert, BudgetRow
+from loraplex_platform.usage.billing_models import (
+    BillingProfile,
+    BudgetAlert,
+    BudgetRow,
+    place_of,
+)
 from loraplex_platform.usage.periods import UTC_ZONE, Period, Span, period_of
 from loraplex_platform.usage.repository import Level
 
@@ -32,6 +38,7 @@ class Budget:
     pico: int
     is_hard: bool
     zone: ZoneInfo
+    revision: int  # another one when it changes
 
     def window(self, now: datetime) -> Period:
         return period_of(now, self.span, self.zone)
@@ -72,6 +79,12 @@ class BudgetRepository:
             .where(BudgetRow.tenant_id == tenant_id)
             .order_by(BudgetRow.level, BudgetRow.subject, BudgetRow.span)
         )
+        zone = await self.zone(tenant_id)
+        return [budget_of(row, zone) for row in rows]
+
+    async def page(self, tenant_id: str, after: str | None, limit: int) -> list[Budget]:
+        own = across_tenants(BudgetRow).where(BudgetRow.tenant_id == tenant_id)
+        rows = await self._session.scalars(page_after(own, BudgetRow.id, after, limit))
         zone = await self.zone(tenant_id)
         return [budget_of(row, zone) for row in rows]
 
@@ -119,10 +132,15 @@ class BudgetRepository:
         returned = statement.on_conflict_do_nothing().returning(BudgetAlert.percent)
         return await self._session.scalar(returned) is not None
 
-    async def alerts(self, tenant_id: str) -> Sequence[BudgetAlert]:
+    async def alert_page(
+        self, tenant_id: str, after: str | None, limit: int
+    ) -> Sequence[BudgetAlert]:
+        """By budget, the oldest first, from behind the one with the id `after`."""
         statement = across_tenants(BudgetAlert).where(BudgetAlert.tenant_id == tenant_id)
-        order = (BudgetAlert.window_start, BudgetAlert.budget_id, BudgetAlert.percent)
-        return (await self._session.scalars(statement.order_by(*order))).all()
+        place = (BudgetAlert.budget_id, BudgetAlert.window_start, BudgetAlert.percent)
+        if after is not None:
+            statement = statement.where(tuple_(*place) > place_of(after))
+        return (await self._session.scalars(statement.order_by(*place).limit(limit))).all()
 
 
 def budget_of(row: BudgetRow, zone: ZoneInfo) -> Budget:
@@ -135,4 +153,5 @@ def budget_of(row: BudgetRow, zone: ZoneInfo) -> Budget:
         row.pico,
         row.is_hard,
         zone,
+        row.revision,
     )

@@ -14,13 +14,14 @@ from loraplex_platform.usage import reports
 from loraplex_platform.usage.documents import (
     FILE_ANSWERS,
     INVOICE_ANSWERS,
-    Asked,
-    InvoiceOut,
+    OfCosts,
+    OfUsage,
     file_answer,
     invoice_answer,
 )
 from loraplex_platform.usage.export_files import Format, Kind
 from loraplex_platform.usage.exports import ExportService
+from loraplex_platform.usage.invoice_schemas import InvoiceOut
 from loraplex_platform.usage.invoice_service import InvoiceService, Month
 from loraplex_platform.usage.schemas import CostResult, Manifest, Report, UsageResult
 
@@ -50,12 +51,12 @@ Exports = Annotated[ExportService, Depends(exports_of)]
 
 
 @router.get("/usage/completions", response_model=Report[UsageResult])
-async def get_usage(principal: UsagePrincipal, query: Asked, service: Reports) -> dict[str, Any]:
+async def get_usage(principal: UsagePrincipal, query: OfUsage, service: Reports) -> dict[str, Any]:
     return await service.completions(principal.tenant_id, query)
 
 
 @router.get("/costs", response_model=Report[CostResult])
-async def get_costs(principal: UsagePrincipal, query: Asked, service: Reports) -> dict[str, Any]:
+async def get_costs(principal: UsagePrincipal, query: OfCosts, service: Reports) -> dict[str, Any]:
     return await service.costs(principal.tenant_id, query)
 
 

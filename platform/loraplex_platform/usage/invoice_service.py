@@ -152,7 +152,9 @@ class InvoiceService:
         now, billing = self._clock.now(), BillingRepository(session)
         draft, profile = await self._draft(session, tenant.id, month)
         if now < draft.period.end + GRACE:
-            raise InvalidRequest("the month is not over, or has been for less than an hour")
+            raise InvalidRequest(
+                "the month is not over, or has been for less than an hour", param="month"
+            )
         if any(r.period_start == draft.period.start for r in await billing.standing(tenant.id)):
             raise Conflict("the month has its invoice")
         number = await billing.next_number()

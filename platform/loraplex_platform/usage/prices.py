@@ -76,6 +76,8 @@ class PriceBook:
             raise BadPriceBook("two prices for the same thing")
         if self.tenant_id is None and not self._is_complete:
             raise BadPriceBook("the list needs a general price of every kind, and of hosting")
+        if min(self.tier_percent.values(), default=0) < 0 or (self.hosting_pico or 0) < 0:
+            raise BadPriceBook("neither a tier's share nor hosting is negative")
         for price in self.prices:
             shares = [self._percent(tier) for tier in TIERS] if price.tier is None else [100]
             if price.pico < 0 or any(price.pico * share % 100 for share in shares):

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -26,6 +26,7 @@ from loraplex_engine.model.adaptable import adaptable_modules
 from loraplex_engine.model.config import ModelConfig, read_model_config
 from loraplex_engine.model.decoder import Decoder, projection_layout
 from loraplex_engine.model.weights import Checkpoint
+from loraplex_engine.pace import Pace
 from loraplex_engine.prefix_cache import PagedKv
 from loraplex_engine.runner import ModelRunner
 from loraplex_engine.sampler import Sampler, TokenSampler
@@ -62,6 +63,7 @@ class LoadedModel:
     device: Device
     dtype: torch.dtype
     fingerprint: str
+    pace: Pace = field(default_factory=Pace)
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -132,6 +134,7 @@ def adapter_cache(config: EngineConfig, model: LoadedModel, store: AdapterStore)
             tensors,
             model.device,
             kv_shape,
+            model.pace,
             tolerance=None if config.quantization == "none" else QUANTIZED_TOLERANCE,
         ),
     )
@@ -181,6 +184,7 @@ def build_engine(
         host,
         ThreadPoolExecutor(1, "steps") if config.steps_ahead else None,
         graphs,
+        model.pace,
     )
     if is_calibrated:
         calibrate(

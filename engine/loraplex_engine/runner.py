@@ -18,6 +18,7 @@ from loraplex_engine.graphs import DecodeGraphs
 from loraplex_engine.messages import TokenLogprob
 from loraplex_engine.model.decoder import Decoder
 from loraplex_engine.model.extras import Logits
+from loraplex_engine.pace import Pace
 from loraplex_engine.sampler import Drawn, TokenSampler, has_penalty
 from loraplex_engine.scheduling.policy import BlockCopy, ScheduledTokens, StepPlan
 from loraplex_engine.sequence import Sequence
@@ -102,6 +103,7 @@ class ModelRunner:
         host_kv: list[LayerKv] | None = None,
         executor: Executor | None = None,
         graphs: DecodeGraphs | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.decoder = decoder
         self.kv = kv
@@ -111,6 +113,7 @@ class ModelRunner:
         self.host_kv = host_kv
         self._executor = executor or AtOnce()
         self._graphs = graphs
+        self._pace = pace or Pace()
         self._has_long_chunks = device.is_cuda
         self._copying: list[CopyInFlight] = []  # of the executor's thread alone
         self._block_size = kv[0].k.shape[2]
@@ -140,6 +143,7 @@ class ModelRunner:
                 self._copying.append(CopyInFlight(mark, blocks))
 
     def launch(self, plan: StepPlan) -> StepHandle:
+        self._pace.step()
         tables = build_batch(
             plan,
             self._block_size,

@@ -18,6 +18,7 @@ from loraplex_adapters.slot_extras import ColumnExtras, SlotExtras, place_extras
 from loraplex_engine.batch import Batch
 from loraplex_engine.device import Device, KvShape, return_freed_memory
 from loraplex_engine.model.decoder import Decoder
+from loraplex_engine.pace import Pace
 from loraplex_kernels.linear import pack_weight
 from loraplex_kernels.lora import build_segments
 
@@ -38,6 +39,7 @@ class ParityTest:
         tensors: BaseTensors,
         device: Device,
         kv_shape: KvShape,
+        pace: Pace,
         *,
         tolerance: float | None = None,
     ) -> None:
@@ -47,6 +49,7 @@ class ParityTest:
         self._tensors = tensors
         self._device = device
         self._kv_shape = kv_shape
+        self._pace = pace
         self._row_bytes = kv_shape.dtype.itemsize * sum(
             len(spec.slices) * spec.in_features + sum(spec.slice_widths) for spec in projections
         )
@@ -62,6 +65,7 @@ class ParityTest:
                 self._tensors,
                 self._kv_shape.dtype,
                 self._device.torch_device,
+                self._pace,
             ),
             own.norms,
             self._dense_embedding(weights),
@@ -70,7 +74,9 @@ class ParityTest:
         nothing = AdapterWeights({})
         num_said = _num_said(weights)
         dense = self._logits(nothing, {0: merged}, num_said)
+        self._pace.pause()
         served = self._logits(weights, None, num_said)
+        self._pace.pause()
         base = self._logits(nothing, None)
         scale = dense.norm().clamp(min=1e-6)
         error = float((served - dense).norm() / scale)
@@ -155,6 +161,7 @@ class DenseColumns(Mapping[str, tuple[ColumnExtras, ...]]):
         tensors: BaseTensors,
         dtype: torch.dtype,
         device: torch.device,
+        pace: Pace,
     ) -> None:
         self._dtype = dtype
         self._device = device
@@ -162,6 +169,7 @@ class DenseColumns(Mapping[str, tuple[ColumnExtras, ...]]):
         self._projections = {projection.name: projection for projection in projections}
         self._base = base
         self._tensors = tensors
+        self._pace = pace
         self._latest: tuple[str, tuple[ColumnExtras, ...]] = ("", ())
 
     def __getitem__(self, name: str) -> tuple[ColumnExtras, ...]:
@@ -170,6 +178,7 @@ class DenseColumns(Mapping[str, tuple[ColumnExtras, ...]]):
             for piece in self._projections[name].slices:
                 columns.append(self._merge(piece, start))
                 start += piece.out_features
+                self._pace.pause()
             self._latest = (name, tuple(columns))
         return self._latest[1]
 

@@ -18,7 +18,9 @@ from loraplex_adapters.store import AdapterStore
 from loraplex_engine.build import adapter_cache, load_model
 from loraplex_engine.config import Dtype, EngineConfig
 from loraplex_engine.messages import CheckAdapter
+from loraplex_engine.model.decoder import projection_layout
 from loraplex_engine.offline import Offline, Prompt
+from loraplex_engine.pace import Pace
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
@@ -109,6 +111,24 @@ def test_an_adapter_that_is_computed_wrongly_does_not_pass(tmp_path: Path) -> No
     assert not check.passed
     assert check.error is not None
     assert check.error > 0.01
+
+
+def test_beside_steps_it_pauses_after_each_projection(tmp_path: Path) -> None:
+    stand, pauses = Stand(tmp_path), list[float]()
+    pace = Pace(sleep=pauses.append)
+    model = replace(load_model(stand.config), pace=pace)
+    cache = adapter_cache(stand.config, model, stand.store)
+    cache.check(stand.version)
+    wait_for_checks(cache, 1)
+    assert pauses == [], "nobody runs a step"
+    offline = Offline(stand.config, model, cache)
+    offline.run([Prompt(range(20), adapter=stand.version)])
+    cache.check(stand.version)
+    while len(cache.checks) < 2:
+        pace.step()
+    cache.close()
+    slices = sum(len(spec.slices) for spec in projection_layout(model.config))
+    assert len(pauses) >= slices
 
 
 def test_a_version_that_cannot_be_read_says_why(tmp_path: Path) -> None:

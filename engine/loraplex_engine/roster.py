@@ -17,7 +17,7 @@ UNREAD = Ending("error", error="unknown_adapter", message="the adapter could not
 
 
 class Roster:
-    """Requests from their acceptance to their Finished: each ends once, of whatever comes first."""
+    """Requests from their acceptance to their Finished: each ends once, by whatever comes first."""
 
     def __init__(
         self, policy: Policy, prefixes: Prefixes, meter: Meter, clock: Callable[[], float]

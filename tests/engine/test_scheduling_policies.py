@@ -1,10 +1,8 @@
 """The baselines do what their names say, and hfs says why somebody waits."""
 
-import random
-
 import pytest
-from tests.sim.simulator import LinearSteps, SimulatedSlots, Simulation
-from tests.sim.workloads import Arrival, Script, Workload
+from tests.sim.batching import heavy_tailed, run_to_end, waste_of
+from tests.sim.simulator import SimulatedSlots
 
 from loraplex_engine.messages import SamplingParams, TenantShare, Tier
 from loraplex_engine.prefix_cache import PagedKv
@@ -40,7 +38,9 @@ def reason_after_a_step(policy: Hfs, seq: Sequence) -> str | None:
     assert isinstance(policy.residency._slots, SimulatedSlots)
     for adapter in plan.loads:
         policy.residency._slots.load(adapter, 0.0)
-    return policy.explain(seq, 0.0).reason
+    explained = policy.explain(seq, 0.0)
+    assert (explained.reason is None) == (explained.expected_s is None)
+    return explained.reason
 
 
 def test_who_runs_does_not_wait() -> None:
@@ -71,22 +71,60 @@ def test_a_cap_is_the_reason_while_others_wait() -> None:
     assert policy.explain(capped, 0.0).reason == "quota"
 
 
+def test_a_share_of_the_blocks_is_a_cap_while_others_wait() -> None:
+    policy = make_hfs(num_blocks=128)
+    policy.set_share(TenantShare("a", kv_share=0.1))  # 12.8 blocks
+    for name in ("a1", "a2", "a3"):  # of eight blocks each
+        assert reason_after_a_step(policy, make_sequence(name, tenant="a")) is None
+    assert reason_after_a_step(policy, make_sequence("b", adapter="x")) == "loading"
+    capped = make_sequence("a4", tenant="a")
+    assert reason_after_a_step(policy, capped) == "quota"
+    assert isinstance(policy.residency._slots, SimulatedSlots)
+    policy.residency._slots.advance(1.0)  # the adapter is there: nobody waits any more
+    policy.schedule(1.0)
+    assert policy.explain(capped, 1.0).reason is None
+
+
 def test_a_prefix_being_computed_is_the_reason() -> None:
-    policy = make_hfs()
+    policy = make_hfs(max_num_batched_tokens=32)
     reason_after_a_step(policy, make_sequence("a", 100, tenant="t", cache_root=b"t"))
     assert policy.explain(make_sequence("unknown"), 0.0).reason is None
-    policy.lanes[1].prefills.update(policy.lanes[1].decodes)  # as if a chunk were still to come
-    policy.admission.start_computing(next(iter(policy.lanes[1].decodes)))
-    policy.admission._producers.update(
-        dict.fromkeys(
-            next(iter(policy.lanes[1].decodes)).seq.block_hashes,
-            next(iter(policy.lanes[1].decodes)),
-        )
-    )
-    assert (
-        reason_after_a_step(policy, make_sequence("b", 100, tenant="t", cache_root=b"t"))
-        == "prefix"
-    )
+    waits = make_sequence("b", 100, tenant="t", cache_root=b"t")
+    assert reason_after_a_step(policy, waits) == "prefix"
+
+
+def test_a_prefix_is_waited_for_so_long_only_and_free_of_charge() -> None:
+    policy = make_hfs(num_blocks=128, max_num_batched_tokens=32)
+    reason_after_a_step(policy, make_sequence("a", 100, cache_root=b"t"))
+    waits = make_sequence("b", 100, cache_root=b"t")
+    reason_after_a_step(policy, waits)
+    flow = policy._requests[waits].flow
+    counter = flow.counter
+    policy.schedule(policy.config.prefix_wait_s - 0.1)
+    assert (policy.explain(waits, 0.0).reason, flow.counter) == ("prefix", counter)
+    policy.schedule(policy.config.prefix_wait_s + 0.1)
+    assert policy.explain(waits, 0.0).reason is None
+
+
+@pytest.mark.parametrize(
+    ("tier", "watermark", "num_running"),
+    [
+        ("interactive", 0.0, 9),  # of 32 + 8 tokens and a block each, in 400
+        ("batch", 0.0, 9),
+        ("interactive", 0.1, 8),
+        ("standard", 0.1, 7),  # which leave a part to interactive ones
+        ("batch", 0.1, 7),  # which leave twice the watermark
+    ],
+)
+def test_a_part_of_the_blocks_is_promised_to_nobody(
+    tier: Tier, watermark: float, num_running: int
+) -> None:
+    slots = SimulatedSlots(1, lambda adapter: 1.0)
+    policy = Hfs(PagedKv(100, 4), slots, SchedulerConfig(watermark=watermark))
+    for i in range(12):
+        policy.add(make_sequence(f"r{i}", tier=tier), 0.0)
+    policy.schedule(0.0)
+    assert len(policy.running) == num_running
 
 
 def test_the_tier_above_is_the_reason() -> None:
@@ -98,28 +136,14 @@ def test_the_tier_above_is_the_reason() -> None:
     assert policy.explain(waits, 0.0).ahead == 1
 
 
-def run_to_end(name: PolicyName, outputs: list[int], width: int) -> Simulation:
-    requests = tuple(Arrival(0.0, "t", "standard", 16, n) for n in outputs)
-    run = Simulation(
-        name,
-        Workload((Script("t", requests),), max_tokens=max(outputs)),
-        config=SchedulerConfig(max_num_seqs=width),
-        steps=LinearSteps(base_s=0.001, per_token_s=0.0, per_context_s=0.0),
-        num_tokens=80_000,
-    )
-    run.run(live_requests=len(outputs))
-    return run
-
-
 def test_static_batches_waste_what_the_formula_says() -> None:
     """B requests of output lengths L: a static batch takes L_max steps, B·L_max/ΣL as many as needed."""
-    rng, width = random.Random(0), 16
-    outputs = [min(1_000, max(1, round(rng.lognormvariate(4, 1)))) for _ in range(width * 12)]
-    static, continuous = (run_to_end(n, outputs, width).totals.steps for n in ("static", "fcfs"))
-    batches = [outputs[i : i + width] for i in range(0, len(outputs), width)]
-    formula = sum(width * max(batch) for batch in batches) / sum(outputs)
-    assert static == pytest.approx(sum(map(max, batches)), rel=0.05)
-    assert static / continuous == pytest.approx(formula, rel=0.25)
+    outputs, width = heavy_tailed(16 * 12, seed=0), 16
+    waste = waste_of(outputs, width)
+    assert waste.ratio == pytest.approx(waste.formula, rel=0.25)
+    longest = [max(outputs[i : i + width]) for i in range(0, len(outputs), width)]
+    steps = run_to_end("static", outputs, width).totals.steps
+    assert steps == pytest.approx(sum(longest), rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["fcfs", "priority", "static", "hfs"])

@@ -1,8 +1,11 @@
 """The runs behind deploy/docs/scheduling.md. Each is a pure function of its arguments and the seed."""
 
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from tests.sim.batching import Waste, heavy_tailed, waste_of
+from tests.sim.fairness import Fairness, endless, judge
 from tests.sim.measure import Measured, measure
 from tests.sim.simulator import SimulatedSlots, Simulation
 from tests.sim.workloads import TRACES, Tenant, Workload, co_serving
@@ -13,6 +16,13 @@ from loraplex_engine.scheduling.policies import PolicyName
 HOST_BLOCKS = 15_000  # twice the device's
 NUM_TOKENS = 120_000
 ADAPTER_MB = (10, 20, 40)  # sizes of adapters; 20 ms are charged for 10 MB
+ENDLESS: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {  # weights, and how many wait
+    "weights 1:2:4": ((1.0, 2.0, 4.0), (32, 32, 32)),
+    "one sends 10 times": ((1.0, 1.0), (20, 200)),
+}
+STATIC_BATCH = 16  # requests
+SLOTS = ("8 slots", "32 slots")  # of the device, for 32 adapters
+GOODPUT = 7.5  # requests a second: the highest of the rates tried at which nine of ten are attained
 BATCH_ONLY_SERVICE = 21_800.0  # tokens' worth a second: what the `batch only` row measures
 
 
@@ -28,8 +38,8 @@ class Job:
     requests: int
 
     def run(self) -> dict[str, object]:
-        measured = EXPERIMENTS[self.experiment](self)
-        return {**asdict(self), **asdict(measured)}
+        experiment = CHECKS.get(self.experiment) or EXPERIMENTS[self.experiment]
+        return {**asdict(self), **asdict(experiment(self))}
 
 
 def config_for(policy: PolicyName) -> SchedulerConfig:
@@ -84,7 +94,23 @@ def adapters(job: Job) -> Measured:
     return measure(run)
 
 
-EXPERIMENTS = {"co-serving": co_serve, "goodput": co_serve, "traces": traces, "adapters": adapters}
+def fairness(job: Job) -> Fairness:
+    """Standard tenants that always wait: of different weights, or one with ten times as much waiting."""
+    weights, depths = ENDLESS[job.variant]
+    return judge(endless(weights, depths), config_for(job.policy), job.seed, job.requests)
+
+
+def static(job: Job) -> Waste:
+    return waste_of(heavy_tailed(job.requests, job.seed), STATIC_BATCH)
+
+
+EXPERIMENTS: dict[str, Callable[[Job], Measured]] = {
+    "co-serving": co_serve,
+    "goodput": co_serve,
+    "traces": traces,
+    "adapters": adapters,
+}
+CHECKS: dict[str, Callable[[Job], Fairness | Waste]] = {"fairness": fairness, "static": static}
 
 
 def mean_cost(trace: str = "co-serving", samples: int = 20_000) -> float:
@@ -116,15 +142,19 @@ def jobs(*, is_quick: bool) -> list[Job]:
     for seed in range(few_seeds):
         made += [Job("co-serving", "with batch", "priority", rate, seed, few) for rate in rates]
     to_try: dict[PolicyName, list[float]] = {
-        "hfs": [7.0, 7.5, 8.0, 8.5, 9.0],
+        "hfs": [7.0, 8.0, 8.5, 9.0],
         "priority": [0.25, 0.5, 1.0, 2.0, 3.0, 4.0],
     }
     for policy, rates in to_try.items():
         for rate in rates[:1] if is_quick else rates:
             made += [Job("goodput", "with batch", policy, rate, s, few) for s in range(few_seeds)]
-    for variant in ("8 slots", "32 slots"):
-        made += [Job("adapters", variant, "hfs", 6.0, seed, few) for seed in range(few_seeds)]
+    for seed in range(seeds):
+        made.append(Job("goodput", "with batch", "hfs", GOODPUT, seed, requests))
+        made += [Job("adapters", slots, "hfs", 6.0, seed, requests) for slots in SLOTS]
     for trace in TRACES if not is_quick else ("azure-code",):
         for policy_name in ("hfs", "priority", "fcfs"):
             made.append(Job("traces", trace, policy_name, rate_for(0.4, trace), 0, few // 2))  # type: ignore[arg-type]
+    for seed in range(seeds):
+        made += [Job("fairness", variant, "hfs", 0.0, seed, requests) for variant in ENDLESS]
+        made.append(Job("static", f"batches of {STATIC_BATCH}", "static", 0.0, seed, requests))
     return made

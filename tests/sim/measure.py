@@ -1,13 +1,12 @@
 """What a run says: latencies, attainment, service, fairness."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tests.sim.simulator import Outcome, Simulation
 
 from loraplex_engine.messages import Tier
-
-TARGETS: dict[Tier, tuple[float, float]] = {"interactive": (0.5, 0.05), "standard": (3.0, 0.1)}
+from loraplex_engine.scheduling.config import TierTarget
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -15,16 +14,16 @@ def percentile(values: Iterable[float], share: float) -> float:
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
 
 
-def is_met(outcome: Outcome) -> bool:
+def is_met(outcome: Outcome, target: TierTarget) -> bool:
     """Both targets kept; a request that did not end is a miss."""
-    ttft_s, tpot_s = TARGETS[outcome.tier]
-    if outcome.first_s is None or outcome.last_s is None:
+    if outcome.ttft_s is None or outcome.last_s is None:
         return False
-    return outcome.first_s - outcome.arrival_s <= ttft_s and outcome.tpot_s <= tpot_s
+    return outcome.ttft_s <= target.ttft_s and outcome.tpot_s <= target.tpot_s
 
 
-def attainment(outcomes: list[Outcome]) -> float:
-    return sum(map(is_met, outcomes)) / max(1, len(outcomes))
+def attainment(outcomes: list[Outcome], targets: Mapping[Tier, TierTarget]) -> float:
+    met = sum(is_met(outcome, targets[outcome.tier]) for outcome in outcomes)
+    return met / max(1, len(outcomes))
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class Measured:
 def measure(run: Simulation) -> Measured:
     """TTFT and TPOT are of the interactive tier; attainment is of all live requests."""
     interactive = [o for o in run.outcomes if o.tier == "interactive"]
-    never = 10 * TARGETS["interactive"][0] + run.now
+    targets = run.config.targets
+    never = 10 * targets["interactive"].ttft_s + run.now
     ttfts = [never if o.ttft_s is None else o.ttft_s for o in interactive] or [0.0]
     tpots = [never if o.last_s is None else o.tpot_s for o in interactive] or [0.0]
     totals = run.totals
@@ -61,8 +61,8 @@ def measure(run: Simulation) -> Measured:
     return Measured(
         finished=finished,
         unfinished=len(run.outcomes) - finished,
-        attainment=attainment(run.outcomes),
-        attainment_interactive=attainment(interactive),
+        attainment=attainment(run.outcomes, targets),
+        attainment_interactive=attainment(interactive, targets),
         ttft_p50=percentile(ttfts, 0.5),
         ttft_p95=percentile(ttfts, 0.95),
         ttft_p99=percentile(ttfts, 0.99),

@@ -2,6 +2,9 @@
 
 from collections import defaultdict
 from statistics import fmean
+from typing import Any
+
+from tests.sim.measure import percentile
 
 MEANS = (
     "attainment",
@@ -41,6 +44,33 @@ def summarise(rows: list[dict[str, object]]) -> list[dict[str, object]]:
         if capacity and variant not in ("batch only", "live only") and experiment == "co-serving":
             left = capacity - float(str(line["live_service"]))
             line["spare"] = round(float(str(line["batch_service"])) / left, 4)
+        lines.append(line)
+    return lines
+
+
+def summarise_checks(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
+    """Of tenants that always wait: gaps, Jain, shares. Of static batches: their waste by the formula."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["experiment"], row["variant"]].append(row)
+    lines = []
+    for (experiment, variant), group in groups.items():
+        line: dict[str, object] = {
+            "experiment": experiment,
+            "variant": variant,
+            "seeds": len(group),
+            "finished": sum(row["finished"] for row in group),
+        }
+        if experiment == "fairness":
+            gaps = [ratio for row in group for ratio in row["gap_ratios"]]
+            windows = [index for row in group for index in row["jain"]]
+            line |= {f"gap/bound p{p}": round(percentile(gaps, p / 100), 3) for p in (50, 95)}
+            line |= {"gap/bound max": round(max(gaps), 3), "windows": len(windows)}
+            line["Jain least"] = round(min(windows, default=0.0), 5)
+            line["least share / greatest"] = round(min(row["share_ratio"] for row in group), 4)
+        else:
+            for name in ("ratio", "formula"):
+                line[name] = round(fmean(row[name] for row in group), 2)
         lines.append(line)
     return lines
 

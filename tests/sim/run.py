@@ -8,8 +8,8 @@ import json
 import multiprocessing
 from pathlib import Path
 
-from tests.sim.experiments import Job, jobs
-from tests.sim.report import summarise, to_table
+from tests.sim.experiments import CHECKS, Job, jobs
+from tests.sim.report import summarise, summarise_checks, to_table
 from tests.sim.timeline import draw_timeline
 
 
@@ -55,9 +55,12 @@ def main() -> None:
         if not options.only or job.experiment in options.only.split(",")
     ]
     rows = run_missing(wanted, options.out / "runs.jsonl", options.processes)
-    summary = summarise(rows)
-    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    summary = summarise([row for row in rows if row["experiment"] not in CHECKS])
+    checks = summarise_checks([row for row in rows if row["experiment"] in CHECKS])
+    (options.out / "summary.json").write_text(json.dumps(summary + checks, indent=1) + "\n")
     print(to_table(summary))
+    for line in checks:
+        print(", ".join(f"{name} {value}" for name, value in line.items()))
     print(draw_timeline(options.out / "timeline.png"))
 
 

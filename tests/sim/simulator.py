@@ -204,8 +204,10 @@ class Simulation:
         self._num_to_come = math.inf
         self._last_arrival_s = 0.0
         self._arrivals: list[tuple[float, int, Arrival, Iterator[Arrival]]] = []
-        self._backlogs = [(backlog, backlog.arrivals(seed)) for backlog in workload.backlogs]
-        self._unstarted: list[Sequence] = []  # of the backlogs
+        self._backlogs = [(each, each.arrivals(seed)) for each in workload.backlogs]
+        self._unstarted: dict[str, list[Sequence]] = {}  # of each backlog
+        for backlog in workload.backlogs:
+            self.policy.set_share(TenantShare(backlog.tenant, weight=backlog.weight))
         for tenant in workload.tenants:
             self.policy.set_share(TenantShare(tenant.name, weight=tenant.weight))
             self._push(tenant.arrivals(seed))
@@ -240,9 +242,11 @@ class Simulation:
             self.submit(arrival, arrival.at_s)
             self._push(source)
         for backlog, source in self._backlogs:
-            self._unstarted = [seq for seq in self._unstarted if seq.admitted_s is None]
-            while len(self._unstarted) < backlog.depth:
-                self._unstarted.append(self.submit(next(source), self.now))
+            waiting = self._unstarted.get(backlog.tenant, [])
+            waiting = [seq for seq in waiting if seq.admitted_s is None]
+            while len(waiting) < backlog.depth:
+                waiting.append(self.submit(next(source), self.now))
+            self._unstarted[backlog.tenant] = waiting
 
     def submit(self, arrival: Arrival, at_s: float) -> Sequence:
         self._number += 1

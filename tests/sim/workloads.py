@@ -39,6 +39,9 @@ TRACES = {
 }
 
 
+BATCH = Lengths((800, 0.3), ((300, 0.3),), 8_192)
+
+
 class Arrival(NamedTuple):
     """A request before it is sent; `num_output` is what the model will say, unknown to the policy."""
 
@@ -105,19 +108,20 @@ def draw(rng: random.Random, fit: tuple[float, float], largest: int) -> int:
 
 @dataclass(frozen=True)
 class Backlog:
-    """Batch work without end: as soon as fewer than `depth` requests wait, more are there."""
+    """Work without end: as soon as fewer than `depth` requests wait, more are there."""
 
     tenant: str = "batch"
-    num_prompt: int = 800
-    num_output: int = 300
+    tier: Tier = "batch"
+    weight: float = 1.0
+    lengths: Lengths = BATCH
     depth: int = 32
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        rng = random.Random(f"{self.tenant}/{seed}")
+        rng, lengths = random.Random(f"{self.tenant}/{seed}"), self.lengths
         while True:
-            prompt = draw(rng, (self.num_prompt, 0.3), 8_192)
-            output = draw(rng, (self.num_output, 0.3), MAX_TOKENS)
-            yield Arrival(0.0, self.tenant, "batch", prompt, output)
+            prompt = draw(rng, lengths.prompt, lengths.max_prompt)
+            output = draw(rng, lengths.output[0], MAX_TOKENS)
+            yield Arrival(0.0, self.tenant, self.tier, prompt, output)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def aborted_ones_hold_nothing(seed: int) -> int:
 
 
 def test_requests_aborted_by_a_preemption_hold_nothing() -> None:
-    assert sum(map(aborted_ones_hold_nothing, range(200))) > 20
+    assert sum(map(aborted_ones_hold_nothing, range(50))) > 0, "the test does not test"
 
 
 def test_an_aborted_request_that_keeps_its_books_is_noticed(

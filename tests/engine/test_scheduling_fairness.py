@@ -117,10 +117,10 @@ def test_without_charges_the_gap_grows(monkeypatch: pytest.MonkeyPatch) -> None:
 def large_ones_are_not_passed(seed: int) -> None:
     """T1 where blocks are short: whose request does not fit is not passed by more than the bound."""
     rng = random.Random(seed)
-    large = script("large", "standard", [(0.0, rng.randint(1200, 2000), 2) for _ in range(40)])
+    large = script("large", "standard", [(0.0, rng.randint(1200, 2000), 2) for _ in range(30)])
     small = [
         script(
-            name, "standard", [(0.0, rng.randint(20, 80), rng.randint(20, 60)) for _ in range(600)]
+            name, "standard", [(0.0, rng.randint(20, 80), rng.randint(20, 60)) for _ in range(250)]
         )
         for name in "ab"
     ]
@@ -129,7 +129,7 @@ def large_ones_are_not_passed(seed: int) -> None:
     assert meter.spread <= meter.bound
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=quiet, phases=phases)
+@settings(max_examples=3, deadline=None, suppress_health_check=quiet, phases=phases)
 @given(seeds)
 def test_requests_that_do_not_fit_are_passed_within_the_window_only(seed: int) -> None:
     large_ones_are_not_passed(seed)

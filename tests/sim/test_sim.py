@@ -49,6 +49,7 @@ def test_tenants_that_always_wait_stay_within_their_bound() -> None:
     assert fairness.share_ratio > 0.75
 
 
+@pytest.mark.slow
 def test_without_their_weights_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hfs, "set_share", lambda self, share: None)
     fairness = served_by_weight()

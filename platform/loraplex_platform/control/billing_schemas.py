@@ -8,7 +8,7 @@ from fastapi import Path, Query
 from pydantic import BaseModel, Field, StringConstraints
 
 from loraplex_platform.control.schemas import Input, Moment, Output, Text, Tier
-from loraplex_platform.kit.json_schema import form
+from loraplex_platform.kit.json_schema import WHOLE, form
 from loraplex_platform.usage.billing_models import BillingProfile, BudgetAlert, CreditGrant
 from loraplex_platform.usage.budget_service import BudgetState
 from loraplex_platform.usage.invoice_service import Month
@@ -19,6 +19,7 @@ from loraplex_platform.usage.prices import PriceBook, TokenKind
 UNITS = r"[0-8]?[0-9]{1,6}"  # in pico-dollars a column holds nine million and a bit
 CENTS = r"(\.[0-9]{1,2}0{0,10})?"
 Dollars = Annotated[str, StringConstraints(pattern=rf"^{UNITS}(\.[0-9]{{1,12}})?$")]
+Share = Annotated[int, Field(ge=0, le=10_000, strict=True), WHOLE]  # in percent
 PerMillion = Annotated[  # a token's price is whole pico-dollars
     str, StringConstraints(pattern=rf"^{UNITS}(\.[0-9]{{1,6}}0{{0,6}})?$")
 ]
@@ -58,7 +59,7 @@ class BookContent(Input):
     """A list says a general price of every kind, and of hosting; a tenant's own need not."""
 
     prices: Annotated[list[NewPrice], Field(max_length=10_000)]
-    tier_percent: dict[Tier, Annotated[int, Field(ge=0, le=10_000)]] = Field(default_factory=dict)
+    tier_percent: dict[Tier, Share] = Field(default_factory=dict)
     hosting_usd_per_gib_hour: Dollars | None = None
 
 

@@ -19,6 +19,7 @@ from loraplex_engine.core import Engine
 from loraplex_engine.detokenizer import BaseDecoder
 from loraplex_engine.device import Device, KvShape, LayerKv
 from loraplex_engine.errors import CannotStart, InvalidConfig, UnsupportedModel
+from loraplex_engine.first_launches import launch_every_kernel
 from loraplex_engine.graphs import DecodeGraphs, GraphLimits
 from loraplex_engine.intake import Served
 from loraplex_engine.messages import PROTOCOL_VERSION, Hello
@@ -172,6 +173,8 @@ def build_engine(
         copy_overlap=0.0,  # a step that needs a block waits for it
     )
     policy = make_policy(config.scheduling_policy, kv, adapters, limits)
+    if model.device.compiles_at_launch:
+        launch_every_kernel(model.decoder, arena, adapters.slabs, model.device)
     graphs = None
     if has_graphs:
         graphs = _captured(config, model, capacity, arena, adapters)

@@ -102,6 +102,16 @@ class Device:
     def has_graphs(self) -> bool:
         return self.is_cuda
 
+    @property
+    def compiles_at_launch(self) -> bool:
+        """Whether a kernel is compiled when it is first launched, and not by warm_up."""
+        return self.is_cuda
+
+    @property
+    def has_long_chunks(self) -> bool:
+        """Whether many tokens of one adapter are read in longer chunks: once for each."""
+        return self.is_cuda
+
     def memory(self) -> Memory:
         if self.is_cuda:
             available, total = torch.cuda.mem_get_info(self.torch_device)

@@ -114,7 +114,6 @@ class ModelRunner:
         self._executor = executor or AtOnce()
         self._graphs = graphs
         self._pace = pace or Pace()
-        self._has_long_chunks = device.is_cuda
         self._copying: list[CopyInFlight] = []  # of the executor's thread alone
         self._block_size = kv[0].k.shape[2]
         self._copied: Future[None] | None = None
@@ -148,7 +147,7 @@ class ModelRunner:
             plan,
             self._block_size,
             self.adapters.slot_of,
-            has_long_chunks=self._has_long_chunks,
+            has_long_chunks=self.device.has_long_chunks,
         )
         feed, items = self._feed(plan)
         drawn = self._executor.submit(self._compute, tables, items, feed, self._copied)

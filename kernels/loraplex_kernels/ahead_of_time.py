@@ -54,21 +54,16 @@ class Report:
 
 def inspect(variant: Variant, architecture: int) -> Report:
     """Compile a variant for an architecture and read registers, spills and instructions."""
-    names = variant.function.arg_names
-    signature = {
-        n: "constexpr" if n in variant.constants else variant.types.get(n, "i32") for n in names
-    }
-    # What a launch would find: aligned pointers, strides and widths that 16 divides
-    aligned = [
-        i
-        for i, n in enumerate(names)
-        if signature[n].startswith("*") or n.endswith(("stride", "features", "width", "size"))
-    ]
+    arguments = variant.arguments
     source = ASTSource(
         variant.function,
-        signature,
+        {name: argument.kind for name, argument in arguments.items()},
         constexprs=variant.constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+        attrs={
+            (i,): [["tt.divisibility", argument.known]]
+            for i, argument in enumerate(arguments.values())
+            if argument.kind != "constexpr" and argument.known is not None
+        },
     )
     compiled = triton.compile(
         source,
@@ -85,6 +80,7 @@ def inspect(variant: Variant, architecture: int) -> Report:
         usage = run_tool("cuobjdump", "--dump-resource-usage", file.name)
         code = run_tool("nvdisasm", "-c", file.name)
     registers, shared = number_after("REG", usage), compiled.metadata.shared
+    columns = compiled.metadata.tmem_size or 0
     return Report(
         name=variant.name,
         architecture=architecture,
@@ -93,8 +89,8 @@ def inspect(variant: Variant, architecture: int) -> Report:
         registers=registers,
         stack_bytes=number_after("STACK", usage),
         shared_bytes=shared,
-        tensor_memory_columns=compiled.metadata.tmem_size or 0,
-        occupancy=occupancy(architecture, variant.num_warps, registers, shared).share,
+        tensor_memory_columns=columns,
+        occupancy=occupancy(architecture, variant.num_warps, registers, shared, columns).share,
         intensity=round(variant.work.intensity, 1),
         spills=len(LOCAL_MEMORY.findall(code)),
         tensor_core_instructions=len(TENSOR_CORE.findall(code)),

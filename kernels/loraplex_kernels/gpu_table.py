@@ -6,10 +6,11 @@ that loraplex_kernels.ahead_of_time prints, of one or more versions of Triton.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from loraplex_kernels.gpu_configs import ARCHITECTURES
+from loraplex_kernels.gpu_configs import ARCHITECTURES, CHUNK_ROWS, RANK_CLASSES
+from loraplex_kernels.work import LAYER_8B, example_runs, expand_work, shrink_work
 
 Reported = Mapping[str, Any]  # a Report as JSON has it
 
@@ -27,6 +28,10 @@ Intensity: operations a byte that memory must move, for a fused qkv of 8B with s
 adapters (`few`) or one prompt of 512 tokens (`many`), 64 streams of 1,024 tokens (decode), or one prompt of
 1,024 (prefill). An H100 has about 300 operations in bfloat16 for each byte: what is far below that is bound
 by memory, whatever its occupancy.
+
+The kernels of LoRA are the same for every projection: how many slices it has, and how wide they are, is
+said at the launch. Only their intensity differs, here shrink and expand:
+
 """
 COMMAND = "python -m loraplex_kernels.ahead_of_time | python -m loraplex_kernels.gpu_table"
 
@@ -46,7 +51,7 @@ def page(reports: Iterable[Reported]) -> str:
     for report in reports:
         kernels = versions.setdefault(report["triton"], {})
         kernels.setdefault(report["name"], {})[report["architecture"]] = report
-    parts = [TEXT.format(command=COMMAND)]
+    parts = [TEXT.format(command=COMMAND) + "\n".join(projections())]
     for version in sorted(versions, reverse=True):
         columns = " | ".join(f"sm_{architecture}" for architecture in ARCHITECTURES)
         parts.append(f"\n## Triton {version}\n")
@@ -54,6 +59,21 @@ def page(reports: Iterable[Reported]) -> str:
         parts.append("|---" * (3 + len(ARCHITECTURES)) + "|")
         parts += [row(name, found) for name, found in versions[version].items()]
     return "\n".join(parts) + "\n"
+
+
+def projections() -> Iterator[str]:
+    """The intensities of LoRA on the projections of a layer."""
+    yield f"| LoRA | {' | '.join(LAYER_8B)} |"
+    yield "|---" * (1 + len(LAYER_8B)) + "|"
+    for tokens in CHUNK_ROWS:
+        for rank in RANK_CLASSES:
+            runs = example_runs(tokens, rank)
+            cells = [
+                f"{shrink_work(runs, in_features, len(widths)).intensity:.1f}"
+                f" · {expand_work(runs, widths).intensity:.1f}"
+                for in_features, widths in LAYER_8B.values()
+            ]
+            yield f"| r{rank} {tokens} | {' | '.join(cells)} |"
 
 
 def row(name: str, found: Mapping[int, Reported]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 
@@ -22,10 +22,11 @@ from loraplex_kernels.lora import _triton as lora
 from loraplex_kernels.norm import _triton as norm
 from loraplex_kernels.sampling import _triton as sampling
 from loraplex_kernels.work import (
-    Run,
+    LAYER_8B,
     Work,
     activation_work,
     attention_work,
+    example_runs,
     expand_work,
     keep_work,
     most_likely_work,
@@ -35,6 +36,15 @@ from loraplex_kernels.work import (
     shrink_work,
 )
 
+DIVISOR = 16  # of addresses in bytes, of strides and of widths: Triton compiles with it or without
+
+
+class Argument(NamedTuple):
+    """What Triton compiles for: a type, and what is known of the value."""
+
+    kind: str
+    known: int | None  # a constant, else what divides the value
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -42,7 +52,7 @@ class Variant:
 
     name: str
     function: Any
-    types: dict[str, str]  # pointers and integers; what is in none of the two is int32
+    types: dict[str, str]  # of pointers and numbers; what is neither here nor constant is int32
     constants: dict[str, int]
     work: Work  # of one launch at the sizes that the table in the documents names
     num_warps: int = 4
@@ -50,9 +60,20 @@ class Variant:
     has_dot: bool = True
     max_registers: int | None = None
 
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """By parameter, as a launch for a model of today has them."""
+        arguments = {}
+        for parameter in self.function.params:
+            name = parameter.name
+            kind = "constexpr" if name in self.constants else self.types.get(name, "i32")
+            is_known = kind[0] in "*i" and not parameter.do_not_specialize
+            arguments[name] = Argument(
+                kind, self.constants.get(name, DIVISOR if is_known else None)
+            )
+        return arguments
 
-IN_FEATURES, WIDTHS = 4096, (4096, 1024, 1024)  # a fused qkv of 8B
-RUNS = {"few": (Run(1, 0),) * 16, "many": (Run(512, 0),)}  # sixteen streams, or one prompt
+
 CONTEXT = 1024
 STREAMS = 64
 VOCABULARY = 128256  # of Llama-3
@@ -65,20 +86,20 @@ CACHES = dict.fromkeys(("q", "k_cache", "v_cache"), "*bf16")
 
 
 def lora_variants(architecture: int) -> Iterator[Variant]:
-    """Shrink and expand of a fused qkv in each rank class and token bucket."""
+    """Shrink and expand in each rank class and token bucket: the same kernels for every projection."""
+    in_features, widths = LAYER_8B["qkv"]
     for key, c in LORA.items():
         if key.architecture != architecture:
             continue
         ranks = key.rank_class
-        runs = [run._replace(rank=ranks) for run in RUNS[key.tokens]]
+        runs = example_runs(key.tokens, ranks)
         blocks = {"BLOCK_M": c.block_m, "BLOCK_R": ranks, "SPLIT_K": c.split_k}
-        blocks |= {"NUM_SLICES": len(WIDTHS)}
         yield Variant(
             f"shrink r{ranks} {key.tokens}",
             lora.shrink_kernel,
             {"x": "*bf16", "a": "*bf16", "partial": "*fp32", **TABLES},
             {**blocks, "BLOCK_K": c.block_k},
-            shrink_work(runs, IN_FEATURES, len(WIDTHS)),
+            shrink_work(runs, in_features, len(widths)),
             c.num_warps,
             c.shrink_stages,
         )
@@ -88,8 +109,8 @@ def lora_variants(architecture: int) -> Iterator[Variant]:
             {"y": "*bf16", "partial": "*fp32", "scale": "*fp32"}
             | {f"b{i}": "*bf16" for i in range(3)}
             | TABLES,
-            {**blocks, "BLOCK_N": c.block_n} | {f"W{i}": w for i, w in enumerate(WIDTHS)},
-            expand_work(runs, WIDTHS),
+            {**blocks, "BLOCK_N": c.block_n},
+            expand_work(runs, widths),
             c.num_warps,
             c.expand_stages,
         )
@@ -149,15 +170,20 @@ def _decode_variants(
 
 
 def elementwise_variants() -> Iterator[Variant]:
-    yield Variant(
-        "norm",
-        norm.norm_kernel,
-        dict.fromkeys(("x", "residual", "weight", "out"), "*bf16")
-        | {"epsilon": "fp32", "offset": "fp32"},
-        {"HAS_RESIDUAL": 1, "BLOCK": 4096},
-        norm_work(STREAMS, 4096),
-        has_dot=False,
-    )
+    for name, rows, width, has_residual in (
+        ("norm", STREAMS, 4096, True),
+        ("norm without residual", STREAMS, 4096, False),
+        ("norm of heads", STREAMS * 32, 128, False),
+    ):
+        yield Variant(
+            name,
+            norm.norm_kernel,
+            dict.fromkeys(("x", "residual", "weight", "out"), "*bf16")
+            | {"epsilon": "fp32", "offset": "fp32"},
+            {"HAS_RESIDUAL": int(has_residual), "BLOCK": width},
+            norm_work(rows, width, has_residual=has_residual),
+            has_dot=False,
+        )
     for name, is_gelu in (("silu", 0), ("gelu", 1)):
         yield Variant(
             name,
@@ -182,14 +208,18 @@ def elementwise_variants() -> Iterator[Variant]:
 
 
 def sampling_variants() -> Iterator[Variant]:
-    yield Variant(
-        "most likely",
-        sampling.most_likely_kernel,
-        {"logits": "*bf16", "out": "*i64"},
-        {"BLOCK": sampling.BLOCK},
-        most_likely_work(STREAMS, VOCABULARY),
-        has_dot=False,
-    )
+    for name, kind, item_bytes in (
+        ("most likely", "*bf16", 2),
+        ("most likely, penalised", "*fp32", 4),
+    ):
+        yield Variant(
+            name,
+            sampling.most_likely_kernel,
+            {"logits": kind, "out": "*i64"},
+            {"BLOCK": sampling.BLOCK},
+            most_likely_work(STREAMS, VOCABULARY, item_bytes),
+            has_dot=False,
+        )
     for name, by_weight in (("top k", 0), ("top p", 1)):
         yield Variant(
             name,

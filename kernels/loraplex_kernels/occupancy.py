@@ -1,4 +1,4 @@
-"""How many warps of a kernel a multiprocessor holds at once, by registers, shared memory and threads."""
+"""How many warps of a kernel a multiprocessor holds at once, by registers, memory and threads."""
 
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ RESERVED_BYTES = 1024  # of shared memory, of each block
 WARP_GROUP = 4  # a multiprocessor has four register files
 # Of one multiprocessor. Ampere's A100, Hopper's H100 and H200, Blackwell's B200
 SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
+TENSOR_COLUMNS = 512  # of tensor memory; before Blackwell there is none, and nobody asks for it
 
 
 class Occupancy(NamedTuple):
@@ -22,7 +23,13 @@ class Occupancy(NamedTuple):
         return self.warps / MAX_WARPS
 
 
-def occupancy(architecture: int, num_warps: int, registers: int, shared_bytes: int) -> Occupancy:
+def occupancy(
+    architecture: int,
+    num_warps: int,
+    registers: int,
+    shared_bytes: int,
+    tensor_columns: int = 0,
+) -> Occupancy:
     """Blocks and warps that fit a multiprocessor; none if a block alone does not."""
     per_warp = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
     warps_by_registers = REGISTERS // WARP_GROUP // per_warp * WARP_GROUP
@@ -31,5 +38,6 @@ def occupancy(architecture: int, num_warps: int, registers: int, shared_bytes: i
         MAX_WARPS // num_warps,
         warps_by_registers // num_warps,
         SHARED_BYTES[architecture] // (shared_bytes + RESERVED_BYTES),
+        TENSOR_COLUMNS // tensor_columns if tensor_columns else MAX_BLOCKS,
     )
     return Occupancy(blocks, blocks * num_warps)

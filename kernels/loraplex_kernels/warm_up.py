@@ -8,7 +8,7 @@ AMX_OPS = ("linear", "attention", "lora")
 
 
 def warm_up(device_type: str = "cpu") -> None:
-    """Load or compile the CPU kernels of all ops; later calls are free. CUDA compiles per shape."""
+    """Load or compile the CPU kernels of all ops; later calls are free. CUDA compiles at first launches."""
     for op in OPS:
         implementation(f"{__package__}.{op}", device_type)
     if device_type == "cpu":

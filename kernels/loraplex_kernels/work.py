@@ -3,7 +3,15 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from loraplex_kernels.gpu_configs import TokenBucket
+
 ITEM_BYTES = 2  # bfloat16
+LAYER_8B = {  # projections of Llama-3-8B: input features, columns of each slice
+    "qkv": (4096, (4096, 1024, 1024)),
+    "o": (4096, (4096,)),
+    "gate_up": (4096, (14336, 14336)),
+    "down": (14336, (4096,)),
+}
 
 
 class Work(NamedTuple):
@@ -23,6 +31,11 @@ class Run(NamedTuple):
 
     num_tokens: int
     rank: int
+
+
+def example_runs(tokens: TokenBucket, rank: int) -> tuple[Run, ...]:
+    """What LoRA's intensity is told of: sixteen streams of as many adapters, or one prompt."""
+    return (Run(1, rank),) * 16 if tokens == "few" else (Run(512, rank),)
 
 
 def shrink_work(runs: Iterable[Run], in_features: int, num_slices: int) -> Work:
@@ -66,9 +79,10 @@ def attention_work(
     return Work(flops, num_bytes)
 
 
-def norm_work(num_tokens: int, width: int) -> Work:
-    """With a residual: x and residual read, residual and result written."""
-    return Work(6 * num_tokens * width, 4 * num_tokens * width * ITEM_BYTES)
+def norm_work(num_tokens: int, width: int, *, has_residual: bool = True) -> Work:
+    """x read and the result written; a residual read and written too."""
+    moved = 4 if has_residual else 2
+    return Work(6 * num_tokens * width, moved * num_tokens * width * ITEM_BYTES)
 
 
 def activation_work(num_tokens: int, width: int) -> Work:
@@ -82,9 +96,9 @@ def rotary_work(num_tokens: int, heads: int, kv_heads: int, dim: int) -> Work:
     return Work(3 * turned, (2 * turned + 2 * elements * kv_heads) * ITEM_BYTES)
 
 
-def most_likely_work(num_rows: int, vocab_size: int) -> Work:
-    """Each bfloat16 logit read and compared."""
-    return Work(num_rows * vocab_size, num_rows * vocab_size * ITEM_BYTES)
+def most_likely_work(num_rows: int, vocab_size: int, item_bytes: int = ITEM_BYTES) -> Work:
+    """Each logit read and compared."""
+    return Work(num_rows * vocab_size, num_rows * vocab_size * item_bytes)
 
 
 def keep_work(num_rows: int, vocab_size: int) -> Work:

@@ -34,16 +34,17 @@ def check_kernels(machine: Machine) -> Iterator[Measure]:
 
 
 def _lora_errors(machine: Machine) -> Iterator[tuple[str, float]]:
-    widths, in_features = (96, 32, 32), 160
+    in_features = 160
     for ranks in RANK_CLASSES:
-        slab = slab_of(machine, in_features, widths, (ranks, ranks - 1, 4, 1, ranks // 2))
-        for mix, num_tokens in (
-            ("one", 1),
-            ("different", 63),
-            ("random", 200),
-            ("one", MAX_FEW_TOKENS + 9),
-            ("random", MAX_FEW_TOKENS + 44),
+        for widths, mix, num_tokens in (
+            ((96, 32, 32), "one", 1),
+            ((80, 80), "different", 63),
+            ((160,), "random", 200),
+            ((96, 32, 32), "one", MAX_FEW_TOKENS + 9),
+            ((80, 80), "different", MAX_FEW_TOKENS + 20),
+            ((160,), "random", MAX_FEW_TOKENS + 44),
         ):
+            slab = slab_of(machine, in_features, widths, (ranks, ranks - 1, 4, 1, ranks // 2))
             x, y = machine.randn(num_tokens, in_features), machine.randn(num_tokens, sum(widths))
             slots = token_slots(mix, num_tokens, 5, seed=num_tokens)
             expected = lora_reference.apply_lora(y.float(), x, slab, torch.from_numpy(slots))
@@ -52,7 +53,8 @@ def _lora_errors(machine: Machine) -> Iterator[tuple[str, float]]:
             assert segments is not None
             with poisoned_memory():
                 lora.apply_lora(y, x, slab, segments)
-            yield f"lora r{ranks} {bucket}, {num_tokens} tokens {mix}", rms_error(y, expected)
+            case = f"lora r{ranks} {bucket}, {len(widths)} slices, {num_tokens} tokens {mix}"
+            yield case, rms_error(y, expected)
 
 
 def _attention_errors(machine: Machine) -> Iterator[tuple[str, float]]:

@@ -11,6 +11,7 @@ from loraplex_kernels import activation, attention, lora, norm, sampling
 from loraplex_kernels.gpu_configs import CHUNK_ROWS, token_bucket
 from loraplex_kernels.lora import build_segments
 from loraplex_kernels.work import (
+    LAYER_8B,
     Run,
     Work,
     activation_work,
@@ -21,12 +22,6 @@ from loraplex_kernels.work import (
 )
 
 LEAST_SHARE = 70.0  # per cent of the byte floor, of grouped LoRA and of paged attention at decode
-LAYER = {  # of Llama-3-8B: input features, slices
-    "qkv": (4096, (4096, 1024, 1024)),
-    "o": (4096, (4096,)),
-    "gate_up": (4096, (14336, 14336)),
-    "down": (14336, (4096,)),
-}
 VOCABULARY = 128256
 
 
@@ -35,7 +30,7 @@ def time_kernels(machine: Machine) -> Iterator[Measure]:
     bandwidth = machine.bandwidth()
     yield Measure("kernels", "copy", bandwidth / 1e9, "GB/s")
     floor_s = spent_s = 0.0
-    for name, shape in LAYER.items():
+    for name, shape in LAYER_8B.items():
         seconds, work = _lora_time(machine, *shape, machine.sizes.streams)
         floor_s += work.num_bytes / bandwidth
         spent_s += seconds
@@ -43,7 +38,7 @@ def time_kernels(machine: Machine) -> Iterator[Measure]:
     yield at_least(
         "kernels", "lora decode, a layer of 8B", 100 * floor_s / spent_s, "%", LEAST_SHARE
     )
-    seconds, _ = _lora_time(machine, *LAYER["qkv"], machine.sizes.prompt)
+    seconds, _ = _lora_time(machine, *LAYER_8B["qkv"], machine.sizes.prompt)
     yield Measure("kernels", f"lora qkv, {machine.sizes.prompt} tokens", seconds * 1e6, "us")
     for context in machine.sizes.contexts:
         lengths = [(1, context)] * machine.sizes.streams

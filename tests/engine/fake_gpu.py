@@ -56,6 +56,10 @@ class FakeGpu(Device):
         return True
 
     @property
+    def compiles_at_launch(self) -> bool:
+        return True
+
+    @property
     def num_replays(self) -> int:
         return sum(graph.num_replays for graph in self.graphs)
 

@@ -1,6 +1,7 @@
 """The table of GPU configurations is whole, and what is computed from it by hand is right."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,18 @@ from loraplex_kernels.gpu_configs import (
     rank_class,
     token_bucket,
 )
+from loraplex_kernels.gpu_table import page
 from loraplex_kernels.occupancy import occupancy
-from loraplex_kernels.work import Run, attention_work, keep_work, lora_work, most_likely_work
+from loraplex_kernels.work import (
+    Run,
+    attention_work,
+    keep_work,
+    lora_work,
+    most_likely_work,
+    norm_work,
+)
+
+PAGE = Path(__file__).parents[2] / "deploy/docs/gpu-kernels.md"
 
 
 def test_every_key_has_a_configuration() -> None:
@@ -51,6 +62,8 @@ def test_occupancy_is_bound_by_what_runs_out_first() -> None:
     assert occupancy(90, 8, registers=32, shared_bytes=0).share == 1.0
     assert occupancy(90, 1, registers=32, shared_bytes=0).blocks == 32
     assert occupancy(80, 4, registers=32, shared_bytes=164 * 1024).blocks == 0
+    assert occupancy(100, 4, registers=32, shared_bytes=0, tensor_columns=256).blocks == 2
+    assert occupancy(100, 4, registers=32, shared_bytes=0, tensor_columns=1024).blocks == 0
 
 
 def test_work_is_what_a_hand_counts() -> None:
@@ -63,5 +76,11 @@ def test_work_is_what_a_hand_counts() -> None:
     assert attention_work([(1, 100)], 4, 2, 8) == (4 * 100 * 4 * 8, 2 * 2 * (100 * 2 + 4) * 8)
     assert attention_work([(3, 3)], 1, 1, 1).flops == 4 * 6
     assert most_likely_work(2, 5) == (10, 20)
+    assert [norm_work(2, 5, has_residual=r).num_bytes for r in (True, False)] == [80, 40]
     assert keep_work(2, 5) == (2 * 32 * 10, 80)
     assert attention_work([(1, 100)], 1, 1, 1, window=10) == (4 * 10, 2 * 2 * (10 + 1))
+
+
+def test_the_page_begins_with_the_work_of_each_projection() -> None:
+    """The rest of it is compiled, and read by the slow tests."""
+    assert PAGE.read_text().startswith(page([]))

@@ -26,8 +26,8 @@ def faulty() -> list[dict[str, Any]]:
 
 def test_interpreted_kernels_equal_the_definition() -> None:
     """One case of each kernel; the slow suite walks the whole grid."""
-    rows = "(rotary and 7-float16) or (norm and 63-float16) or (most_likely and 63-float16)"
-    cases = f"random-63-widths0 or lengths1-None-None-heads0 or pick or {rows}"
+    rows = "(rotary and 7-float16) or ((norm or most_likely or pick) and 63-float16)"
+    cases = f"random-63-widths0 or lengths1-None-None-heads0 or {rows}"
     assert " passed" in interpret(f"float16 and ({cases})", "triton_interpreted")
 
 
@@ -44,7 +44,7 @@ def test_every_configuration_compiles_without_spills(
     compiled: list[dict[str, Any]], architecture: int
 ) -> None:
     mine = [report for report in compiled if report["architecture"] == architecture]
-    assert len(mine) >= 37
+    assert len(mine) >= 40
     assert [report for report in mine if not is_sound(report)] == []
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kernels.compiled import FAULTY, OLDEST, ROOT, is_sound, oldest_triton, reports
+from tests.kernels.compiled import FAULTY, OLDEST, ROOT, is_sound, oldest_triton, reports, run
 
 from loraplex_kernels.gpu_configs import ARCHITECTURES
 from loraplex_kernels.gpu_table import page
@@ -28,7 +28,7 @@ def test_every_configuration_compiles_without_spills(
 ) -> None:
     mine = [report for report in compiled if report["architecture"] == architecture]
     assert {report["triton"] for report in mine} == {OLDEST}
-    assert len(mine) >= 37
+    assert len(mine) >= 40
     assert [report for report in mine if not is_sound(report)] == []
 
 
@@ -44,3 +44,8 @@ def test_the_page_shows_what_is_compiled(compiled: list[dict[str, Any]]) -> None
     kept = (ROOT / "deploy/docs/gpu-kernels.md").read_text()
     table = page(compiled).partition("\n## ")[2]
     assert table in kept
+
+
+def test_what_is_launched_is_what_is_compiled(oldest: Path) -> None:
+    file = ROOT / "tests/kernels/test_launches.py"
+    assert " passed" in run("-m", "pytest", str(file), "-q", triton=oldest)

@@ -32,7 +32,7 @@ def keys_per_split(
     return tl.maximum(tiles * BLOCK_N, LEAST_KEYS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_stride",))
 def decode_kernel(
     q,
     k_cache,

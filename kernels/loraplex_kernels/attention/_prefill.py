@@ -64,7 +64,7 @@ def fold_keys(
     return new_largest, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_stride", "num_seqs"))
 def prefill_kernel(
     q,
     k_cache,

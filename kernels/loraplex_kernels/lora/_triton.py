@@ -18,9 +18,18 @@ from loraplex_kernels.lora.segments import LoraSegments
 from loraplex_kernels.lora.slab import LoraSlab
 
 MAX_SLICES = 3
+VARYING = (  # from step to step, or from projection to projection: one compiled kernel serves all
+    "num_rows",
+    "num_lora_tokens",
+    "num_slices",
+    "permutation",
+    "chunk_slot",
+    "chunk_start",
+    "chunk_length",
+)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def shrink_kernel(
     x,
     a,
@@ -35,7 +44,7 @@ def shrink_kernel(
     num_rows,
     num_lora_tokens,
     in_features,
-    NUM_SLICES: tl.constexpr,
+    num_slices,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -48,7 +57,7 @@ def shrink_kernel(
     if length == 0:
         return
     slot = tl.load(chunk_slot + chunk).to(tl.int64)
-    r = tl.load(rank + slot * NUM_SLICES + s)
+    r = tl.load(rank + slot * num_slices + s)
     if r == 0:
         return
     start = tl.load(chunk_start + chunk).to(tl.int64)
@@ -72,11 +81,11 @@ def shrink_kernel(
             a_rows[None, :] + offs_k[:, None], mask=live_r[None, :] & live_k[:, None], other=0.0
         )
         acc = tl.dot(x_tile, a_tile, acc, input_precision="ieee")
-    out = partial + ((split * NUM_SLICES + s) * num_lora_tokens + start) * BLOCK_R
+    out = partial + ((split * num_slices + s) * num_lora_tokens + start) * BLOCK_R
     tl.store(out + offs_m[:, None] * BLOCK_R + offs_r[None, :], acc, mask=live_m[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def expand_kernel(
     y,
     partial,
@@ -92,10 +101,10 @@ def expand_kernel(
     chunk_length,
     y_stride,
     num_lora_tokens,
-    W0: tl.constexpr,
-    W1: tl.constexpr,
-    W2: tl.constexpr,
-    NUM_SLICES: tl.constexpr,
+    w0,  # columns of each slice; 0: there is none
+    w1,
+    w2,
+    num_slices,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -103,19 +112,19 @@ def expand_kernel(
 ):
     chunk = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    T0: tl.constexpr = (W0 + BLOCK_N - 1) // BLOCK_N
-    T1: tl.constexpr = (W1 + BLOCK_N - 1) // BLOCK_N
+    t0 = tl.cdiv(w0, BLOCK_N)
+    t1 = tl.cdiv(w1, BLOCK_N)
     length = tl.load(chunk_length + chunk)
     if length == 0:
         return
     slot = tl.load(chunk_slot + chunk).to(tl.int64)
-    if tile < T0:
-        s, b, width, column, first = 0, b0, W0, 0, tile * BLOCK_N
-    elif tile < T0 + T1:
-        s, b, width, column, first = 1, b1, W1, W0, (tile - T0) * BLOCK_N
+    if tile < t0:
+        s, b, width, column, first = 0, b0, w0, 0, tile * BLOCK_N
+    elif tile < t0 + t1:
+        s, b, width, column, first = 1, b1, w1, w0, (tile - t0) * BLOCK_N
     else:
-        s, b, width, column, first = 2, b2, W2, W0 + W1, (tile - T0 - T1) * BLOCK_N
-    r = tl.load(rank + slot * NUM_SLICES + s)
+        s, b, width, column, first = 2, b2, w2, w0 + w1, (tile - t0 - t1) * BLOCK_N
+    r = tl.load(rank + slot * num_slices + s)
     if r == 0:
         return
     start = tl.load(chunk_start + chunk).to(tl.int64)
@@ -127,11 +136,11 @@ def expand_kernel(
     live_n = offs_n < width
     total = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
     for split in tl.static_range(SPLIT_K):
-        part = partial + ((split * NUM_SLICES + s) * num_lora_tokens + start) * BLOCK_R
+        part = partial + ((split * num_slices + s) * num_lora_tokens + start) * BLOCK_R
         total += tl.load(
             part + offs_m[:, None] * BLOCK_R + offs_r[None, :], mask=live_m[:, None], other=0.0
         )
-    total *= tl.load(scale + slot * NUM_SLICES + s)
+    total *= tl.load(scale + slot * num_slices + s)
     b_tile = tl.load(
         b + (row + offs_r[:, None]) * width + offs_n[None, :],
         mask=(offs_r < r)[:, None] & live_n[None, :],
@@ -194,7 +203,7 @@ def apply_lora(
         num_rows,
         num_tokens,
         in_features,
-        NUM_SLICES=num_slices,
+        num_slices,
         BLOCK_M=config.block_m,
         BLOCK_R=block_r,
         BLOCK_K=config.block_k,
@@ -216,10 +225,8 @@ def apply_lora(
         *chunks,
         y.stride(0),
         num_tokens,
-        W0=widths[0],
-        W1=widths[1],
-        W2=widths[2],
-        NUM_SLICES=num_slices,
+        *widths,
+        num_slices,
         BLOCK_M=config.block_m,
         BLOCK_R=block_r,
         BLOCK_N=config.block_n,

@@ -117,7 +117,9 @@ class HttpServer(ABC):
                 pass  # not listening yet
             time.sleep(0.2)
         self.log.seek(0)
-        raise SystemExit(f"{self.name} did not become ready:\n{self.log.read()[-4000:]}")
+        said = self.log.read()[-4000:]
+        HttpServer.close(self)  # nobody else has it yet
+        raise SystemExit(f"{self.name} did not become ready:\n{said}")
 
 
 def free_port() -> int:

@@ -175,6 +175,17 @@ def test_attention_of_many_tokens(dtype: torch.dtype, lengths: tuple[tuple[int, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_seqs", NUM_TOKENS)
+def test_decode_of_many_sequences(dtype: torch.dtype, num_seqs: int) -> None:
+    arguments = (*cached(tuple((1, 1 + i % 19) for i in range(num_seqs)), 1, 24, dtype), 0.2)
+    q = torch.randn(num_seqs, 2, 24).to(dtype)
+    expected = attention_reference.paged_attention(q.float(), *arguments)
+    config = AttentionConfig(16, 32, 4, 1)
+    found = attention_triton.paged_attention(q, *arguments, None, None, config)
+    assert_close(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (45, None), (None, 5.0)])
 def test_split_decode(dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
     """One, two and three splits of 32 keys, and none of them full; alone the same bits as together."""
@@ -207,7 +218,7 @@ def test_attention_as_shipped(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("half", "kv_heads", "num_tokens"),
-    [(20, 2, 7), (8, 2, 7), (1, 2, 7), (20, 1, 1), (20, 1, 63)],
+    [(20, 2, 7), (8, 2, 7), (1, 2, 7), *((20, 1, num_tokens) for num_tokens in NUM_TOKENS)],
 )
 def test_rotary(dtype: torch.dtype, half: int, kv_heads: int, num_tokens: int) -> None:
     heads, dim = 3 * kv_heads, 40
@@ -253,22 +264,23 @@ def test_norm_and_activation(dtype: torch.dtype, num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pick(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("num_rows", [7, *NUM_TOKENS])
+def test_pick(dtype: torch.dtype, num_rows: int) -> None:
     """Weights that are often nothing, drawn at the edges too; alone the same as together."""
-    weights = torch.rand(7, 101).mul_(torch.rand(7, 101) < 0.4).to(dtype).float()
+    weights = torch.rand(num_rows, 101).mul_(torch.rand(num_rows, 101) < 0.4).to(dtype).float()
     weights[0] = 0
     weights[0, 57] = 0.25
-    uniform = torch.rand(7, dtype=torch.float64)
-    uniform[1], uniform[2] = 0.0, 1 - 2.0**-48
+    uniform = torch.rand(num_rows, dtype=torch.float64)
+    uniform[1:3] = torch.tensor([0.0, 1 - 2.0**-48], dtype=torch.float64)[: num_rows - 1]
     found = sampling_triton.pick(weights, uniform, block=16)
     assert found.tolist() == sampling_reference.pick(weights, uniform).tolist()
     assert int(found[0]) == 57
     assert bool((weights.gather(1, found[:, None]) > 0).all())
-    assert torch.equal(sampling_triton.pick(weights[3:4], uniform[3:4], block=16), found[3:4])
+    assert torch.equal(sampling_triton.pick(weights[-1:], uniform[-1:], block=16), found[-1:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [1, 63])
+@pytest.mark.parametrize("num_rows", NUM_TOKENS)
 def test_most_likely(dtype: torch.dtype, num_rows: int) -> None:
     """The first of equals, which lie in one block and in two; a row of nothing but -inf."""
     logits = torch.randn(num_rows, 101).mul_(2).round_().to(dtype)
@@ -319,3 +331,19 @@ def test_what_top_p_keeps_in_float32(is_tied: bool, block: int) -> None:
     assert not is_tied or [int((mine[i] > 0).sum()) for i in (3, 4)] == [2, 10]
     assert int((mine[0] > 0).sum()) == int((probabilities[0] == probabilities[0].amax()).sum())
     assert torch.equal(mine[7:], probabilities[7:])
+
+
+@pytest.mark.parametrize("num_rows", NUM_TOKENS)
+def test_what_is_kept_of_many_rows_in_float32(num_rows: int) -> None:
+    """Bit for bit, every fifth row by a limit of its own; the others are kept as they are."""
+    logits, is_cut = torch.randn(num_rows, 101), torch.arange(num_rows) % 5 == 0
+    top_k = torch.where(is_cut, torch.arange(num_rows) % 103 + 1, 0)
+    top_p = torch.linspace(0.01, 0.99, num_rows, dtype=torch.float64).masked_fill(~is_cut, 1.0)
+    for keep, values, limits in (
+        ("keep_top_k", logits, top_k),
+        ("keep_top_p", logits.softmax(-1), top_p),
+    ):
+        mine, theirs = values.clone(), values.clone()
+        getattr(sampling_triton, keep)(mine, limits, block=128)
+        getattr(sampling_reference, keep)(theirs, limits)
+        assert torch.equal(mine, theirs)

@@ -95,6 +95,18 @@ def test_taken_port_is_refused_with_what_to_do(served: Served, tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
+def test_database_that_cannot_be_opened_ends_serve_and_the_engine_that_loads(
+    model: Path, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}"  # a folder
+    env = environment(tmp_path / "home", MODEL=model, PORT=0, DATABASE_URL=url)
+    done = subprocess.run([sys.executable, "-m", "loraplex_platform", "serve"], env=env,
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    # It has returned: the engine, which wrote into the same pipe, is gone, too
+    assert done.returncode == 1
+    assert "unable to open database file" in done.stderr
+
+
 def test_second_start_keeps_keys_and_prints_no_secret(model: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with serving(home, model) as first:

@@ -48,17 +48,23 @@ async def serve(settings: Settings) -> None:
         settings = replace(settings, port=port)
         with listener:
             model = await prepare(settings)
-            await asyncio.to_thread(upgrade, settings.database)
-            origin = f"http://{_in_url(host)}:{port}"
-            base_url = f"{origin}/v1"
-            hints = await _first_start(settings, model, base_url)
-            link = await first_link(settings, origin)
             address = engine_address(settings)
             engine = Child(engine_command(settings, model, address))
-            _clear(settings.metrics_folder)
-            command = api_command(settings, model, address, listener)
-            apis = [Child(command) for _ in range(settings.workers)]
-            await _supervise(engine, apis, _greet(host, port, base_url, hints, link))
+            alive = asyncio.create_task(engine.keep_alive())  # it loads meanwhile
+            try:
+                await asyncio.to_thread(upgrade, settings.database)
+                origin = f"http://{_in_url(host)}:{port}"
+                base_url = f"{origin}/v1"
+                hints = await _first_start(settings, model, base_url)
+                link = await first_link(settings, origin)
+                _clear(settings.metrics_folder)
+                command = api_command(settings, model, address, listener)
+                apis = [Child(command) for _ in range(settings.workers)]
+                await _supervise(alive, apis, _greet(host, port, base_url, hints, link))
+            finally:
+                await engine.stop()
+                await asyncio.wait([alive])
+            await alive
 
 
 async def _first_start(settings: Settings, model: Path, base_url: str) -> list[str]:
@@ -81,23 +87,22 @@ def _clear(metrics_folder: Path | None) -> None:
 
 
 async def _supervise(
-    engine: Child, apis: Sequence[Child], greet: Coroutine[None, None, None]
+    engine: asyncio.Task[None], apis: Sequence[Child], greet: Coroutine[None, None, None]
 ) -> None:
     """Siblings: neither's end takes the other down. The API stops first, while answers still come."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    alive = [asyncio.create_task(child.keep_alive()) for child in (engine, *apis)]
+    alive = [asyncio.create_task(api.keep_alive()) for api in apis]
     greeting = asyncio.create_task(greet)
     stop = asyncio.create_task(stopped.wait())
     try:
-        await asyncio.wait({*alive, stop}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({engine, *alive, stop}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         greeting.cancel()
         stop.cancel()
         await asyncio.gather(*(api.stop() for api in apis))
-        await engine.stop()
     await asyncio.gather(*alive)
 
 

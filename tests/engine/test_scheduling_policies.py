@@ -156,6 +156,25 @@ def test_a_long_fixed_part_is_paid_for_by_more_tokens() -> None:
     assert beside.predicted_s == pytest.approx(3 * model.base_s, rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["fcfs", "priority", "static", "hfs"])
+def test_a_step_in_flight_keeps_the_slot_and_blocks_of_who_ends(name: PolicyName) -> None:
+    slots, kv = SimulatedSlots(1, lambda adapter: 0.0), PagedKv(64, 4)
+    policy = make_policy(name, kv, slots, SchedulerConfig())
+    slots.load("x", 0.0)
+    slots.advance(0.0)
+    seq = make_sequence("a", adapter="x")
+    policy.add(seq, 0.0)
+    plan = policy.schedule(0.0)
+    assert [item.seq for item in plan.items] == [seq]
+    for _ in range(2):  # idempotent
+        policy.finish(seq, 0.1, is_cut=True)
+        assert slots.users == {"x": 1}
+        assert kv.num_free < 64
+    policy.observe(plan, 0.2, 0.2)
+    assert slots.users == {"x": 0}
+    assert kv.num_free == 64
+
+
 def test_static_batches_waste_what_the_formula_says() -> None:
     """B requests of output lengths L: a static batch takes L_max steps, B·L_max/ΣL as many as needed."""
     outputs, width = heavy_tailed(16 * 12, seed=0), 16

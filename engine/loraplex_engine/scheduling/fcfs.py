@@ -57,10 +57,8 @@ class Fcfs:
             self._waiting.remove(seq)
         elif seq in self._running:
             self._running.remove(seq)
-            if seq.adapter is not None:
-                self.slots.release(seq.adapter)
-        if seq not in self._in_flight:
-            self.kv.free(seq)
+            if seq not in self._in_flight:  # else a step still reads its blocks and its slot
+                self._let_go(seq)
 
     def schedule(self, now: float) -> StepPlan:
         plan = StepPlan()
@@ -82,7 +80,7 @@ class Fcfs:
                 del self._in_flight[seq]
                 if seq.is_finished:
                     self.kv.commit(seq)
-                    self.kv.free(seq)
+                    self._let_go(seq)
                     continue
             self.kv.commit(seq)
             if seq.phase == "prefill" and seq.output_ids:
@@ -126,13 +124,16 @@ class Fcfs:
     def _preempt(self, plan: StepPlan, seq: Sequence) -> None:
         seq.num_recomputed += seq.num_computed
         seq.num_preemptions += 1
-        self.kv.free(seq)
         self._running.remove(seq)
-        if seq.adapter is not None:
-            self.slots.release(seq.adapter)
+        self._let_go(seq)
         seq.phase = "waiting"
         self._waiting.appendleft(seq)
         plan.preemptions.append(Preemption(seq, "recompute"))
+
+    def _let_go(self, seq: Sequence) -> None:
+        self.kv.free(seq)
+        if seq.adapter is not None:
+            self.slots.release(seq.adapter)
 
     def _admit(self, plan: StepPlan, now: float) -> None:
         for seq in list(self._waiting):

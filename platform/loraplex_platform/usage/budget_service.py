@@ -82,7 +82,7 @@ class BudgetService:
             row.pico, row.is_hard = pico, is_hard
             await budgets.add(row)
             budget = budget_of(row, await budgets.zone(tenant_id))
-        async with self._database.reading() as session:
+        async with self._database.reading(by) as session:
             return await self._state(session, budget)
 
     async def remove(

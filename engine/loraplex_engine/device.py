@@ -10,7 +10,7 @@ import torch
 
 from loraplex_engine.config import DeviceKind
 from loraplex_engine.errors import CannotStart
-from loraplex_kernels import huge_pages
+from loraplex_kernels.memory import dense_zeros
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -200,7 +200,7 @@ def _arena(
 
     def cache() -> torch.Tensor:
         if device.type == "cpu" and not is_pinned:
-            return huge_pages.zeros(size, shape.dtype)
+            return dense_zeros(size, shape.dtype)
         return torch.empty(size, dtype=shape.dtype, device=device, pin_memory=is_pinned)
 
     return [LayerKv(cache(), cache()) for _ in range(shape.num_layers)]

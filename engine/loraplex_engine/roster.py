@@ -100,7 +100,7 @@ class Roster:
         seq = live.seq
         try:
             event, ending = live.append(sampled, now)
-        except Exception as fault:
+        except Exception as fault:  # a fault with one request's text must not end the others
             log.exception("tokens of %s could not be taken", seq.request_id)
             self.end(seq.request_id, fault_of(fault))
             return

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.engine.tiny import ALL_MODULES, make_adapter, make_model
 
@@ -30,8 +30,8 @@ class World(NamedTuple):
     store: AdapterStore
     versions: list[str]
 
-    def engine(self, **change: object) -> "Run":
-        config = replace(self.config, **change)  # type: ignore[arg-type]
+    def engine(self, **change: Any) -> "Run":
+        config = replace(self.config, **change)
         cache = adapter_cache(config, self.model, self.store)
         return Run(Offline(config, self.model, cache), cache)
 

@@ -1,7 +1,7 @@
 """What waits for what on a GPU: copies of blocks, loads of adapters and captures beside the steps."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,11 +19,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda(monkeypatch)
 
 
+def spied_blocks(name: str, cuda: FakeCuda) -> torch.Tensor:
+    """All that is asked of them is to be copied."""
+    return cast(torch.Tensor, SpiedBlocks(name, cuda.note))
+
+
 def test_blocks_move_behind_the_steps_launched_and_beside_those_to_come(cuda: FakeCuda) -> None:
     device, log = Device("cuda"), cuda.log
     here, there = (
-        [LayerKv(*(SpiedBlocks(f"{arena}{kind}", cuda.note) for kind in "kv"))]  # type: ignore[arg-type]
-        for arena in "gh"
+        [LayerKv(*(spied_blocks(f"{arena}{kind}", cuda) for kind in "kv"))] for arena in "gh"
     )
     mark = device.copy_blocks(here, there, [(5, 0), (3, 1)])
     copies = ["gk5 to hk0", "gk3 to hk1", "gv5 to hv0", "gv3 to hv1"]
@@ -67,7 +71,7 @@ class Noted(dict[str, LoraFactors]):
         super().__init__(factors)
         self._note = note
 
-    def get(self, module: str, default: object = None) -> LoraFactors | None:  # type: ignore[override]
+    def get(self, module: str, default: Any = None) -> Any:
         self._note(f"{module} is copied")
         return super().get(module)
 

@@ -137,23 +137,33 @@ def test_the_tier_above_is_the_reason() -> None:
     assert policy.explain(waits, 0.0).ahead == 1
 
 
-def test_a_long_fixed_part_is_paid_for_by_more_tokens() -> None:
-    """50 ms whatever the step computes: three times that beside streams, six times without."""
+def on_a_slow_machine() -> Hfs:
+    """Its steps take 50 ms whatever they compute, and 0.2 ms more for each token."""
     policy = make_hfs(num_blocks=4096)
-    model = policy.model
     for num_tokens in range(1, 65):
         load = StepLoad()
         load.add(0, num_tokens)
-        model.observe(load, 0.05 + 0.001 * num_tokens)
-    policy.add(make_sequence("prompt", num_prompt=8_000), 0.0)
-    alone = policy.schedule(0.0)
-    assert alone.predicted_s == pytest.approx(6 * model.base_s, rel=0.05)
-    policy.observe(alone, alone.predicted_s, 0.3)
-    policy.add(make_sequence("stream", num_prompt=1, tier="interactive"), 0.3)
-    policy.observe(policy.schedule(0.3), 0.3, 0.6)
-    beside = policy.schedule(0.6)
-    assert [item.num_tokens for item in beside.items if item.seq.request_id == "stream"] == [1]
-    assert beside.predicted_s == pytest.approx(3 * model.base_s, rel=0.05)
+        policy.model.observe(load, 0.05 + 0.0002 * num_tokens)
+    return policy
+
+
+@pytest.mark.parametrize(("tier", "fixed_parts"), [("standard", 6), ("batch", 2)])
+def test_a_long_fixed_part_is_paid_for_by_more_tokens(tier: Tier, fixed_parts: int) -> None:
+    """Unless it is batch work alone: whoever comes next would wait for it."""
+    policy = on_a_slow_machine()
+    policy.add(make_sequence("prompt", num_prompt=8_000, tier=tier), 0.0)
+    plan = policy.schedule(0.0)
+    assert plan.predicted_s == pytest.approx(fixed_parts * policy.model.base_s, rel=0.05)
+
+
+def test_beside_streams_it_is_paid_for_with_fewer() -> None:
+    policy = on_a_slow_machine()
+    policy.add(make_sequence("stream", num_prompt=1, tier="interactive"), 0.0)
+    policy.observe(policy.schedule(0.0), 0.1, 0.1)
+    policy.add(make_sequence("prompt", num_prompt=8_000), 0.1)
+    plan = policy.schedule(0.1)
+    assert [item.num_tokens for item in plan.items if item.seq.request_id == "stream"] == [1]
+    assert plan.predicted_s == pytest.approx(3 * policy.model.base_s, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["fcfs", "priority", "static", "hfs"])

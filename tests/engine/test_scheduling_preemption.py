@@ -1,7 +1,7 @@
 """Who makes way for whom, and at what price: copies ahead, requests that end, batch work that slows."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from tests.engine.scripted import Scripted, request
@@ -49,7 +49,7 @@ class Copies(NamedTuple):
     recomputed: int
 
 
-def copies_of_a_preemption(**change: float) -> Copies:
+def copies_of_a_preemption(**change: Any) -> Copies:
     """Batch work of 400 + 400 tokens makes way for 1,200 in 100 blocks of 16."""
     ahead = parked = back = 0
 
@@ -66,7 +66,7 @@ def copies_of_a_preemption(**change: float) -> Copies:
         Script("batch", (Arrival(0.0, "batch", "batch", 400, 400),)),
         Script("live", (Arrival(1.0, "live", "interactive", 1200, 20),)),
     )
-    config = replace(SchedulerConfig(num_host_blocks=100), **change)  # type: ignore[arg-type]
+    config = replace(SchedulerConfig(num_host_blocks=100), **change)
     run = Simulation(
         "hfs",
         Workload(tenants, max_tokens=400),

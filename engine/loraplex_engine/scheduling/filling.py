@@ -11,10 +11,12 @@ from loraplex_engine.scheduling.preemption import Preemptor
 from loraplex_engine.scheduling.step_model import StepLoad, StepModel
 
 MIN_CHUNK = 16  # tokens: a shorter piece of a prompt is not worth its place in a step
-# Where a step's fixed part is long (a CPU reads all weights), one shorter than so many of them mostly
-# wastes its time, whatever the targets; streams wait for the end of each step, prompts for the last's.
+# Where a step's fixed part is long (a CPU reads all weights), one shorter than so many of them wastes most of
+# its time, whatever the targets. Streams wait for the end of each step, prompts for the last's; where only
+# batch work runs, whoever comes next waits.
 FIXED_PARTS_OF_STREAMS = 3
 FIXED_PARTS_OF_PROMPTS = 6
+FIXED_PARTS_OF_BATCH = 2
 HUNGRY_STEPS = 4  # so many steps may pass without a prefill while live prompts wait
 
 
@@ -64,11 +66,13 @@ class Filler:
         if target < math.inf:
             longest = min(soonest - now, config.step_cap_s)
             budget = max(longest, config.decode_step_share * target)
+            fixed_parts = FIXED_PARTS_OF_STREAMS
+        elif self._has_live_work():
+            budget, fixed_parts = config.step_cap_s, FIXED_PARTS_OF_PROMPTS
         else:
-            budget = config.step_cap_s if self._has_live_work() else config.idle_step_s
+            budget, fixed_parts = config.idle_step_s, FIXED_PARTS_OF_BATCH
         least = StepLoad()
         least.add(0, config.min_step_tokens)
-        fixed_parts = FIXED_PARTS_OF_STREAMS if target < math.inf else FIXED_PARTS_OF_PROMPTS
         least_s = max(self.model.predict(least), fixed_parts * self.model.base_s)
         return max(budget / (1 + self.model.margin), least_s)
 

@@ -5,7 +5,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from loraplex_kernels import huge_pages
 from loraplex_kernels._amx import (
     round_16,
     tile_dot,
@@ -17,6 +16,7 @@ from loraplex_kernels._amx import (
 )
 from loraplex_kernels._numba import BF16, address_of, kernel, piece, store_row
 from loraplex_kernels._vector import load, load_int8, store
+from loraplex_kernels.memory import dense_zeros
 
 PANEL = 32  # output columns: two tiles, whose weights lie together
 INNER = 32  # elements of the inner dimension in one step
@@ -163,7 +163,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     out_features, in_features = weight.shape
     padded = F.pad(weight, (0, -in_features % INNER, 0, -out_features % PANEL))
     steps = padded.view(-1, 2, 16, padded.shape[1] // INNER, 16, 2).permute(0, 3, 1, 4, 2, 5)
-    return huge_pages.zeros(steps.shape, weight.dtype).copy_(steps)
+    return dense_zeros(steps.shape, weight.dtype).copy_(steps)
 
 
 def product(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:

@@ -5,14 +5,13 @@ slab, so a wide adapter costs its own width and nobody else's. B is stored trans
 factors are rows of contiguous memory. For a CPU's tiles the rows of a factor are packed (`_packing`).
 """
 
-import math
-import mmap
 from dataclasses import dataclass
 
 import torch
 
 from loraplex_kernels.device import has_amx
 from loraplex_kernels.lora._packing import pack_a, pack_b, unpacked
+from loraplex_kernels.memory import sparse_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +72,18 @@ class LoraSlab:
     ) -> "LoraSlab":
         """A slab with no adapter in it, on row_start's device."""
         device, num_slots = row_start.device, row_start.shape[0]
+
+        def rows(*shape: int) -> torch.Tensor:
+            if device.type == "cpu":  # rows without an adapter take no memory there
+                return sparse_zeros(shape, dtype)
+            return torch.zeros(shape, dtype=dtype, device=device)
+
         return LoraSlab(
             slice_widths=slice_widths,
-            a=_arena((len(slice_widths), num_rows, in_features), dtype, device),
-            b=tuple(_arena((num_rows, width), dtype, device) for width in slice_widths),
+            a=rows(len(slice_widths), num_rows, in_features),
+            b=tuple(rows(num_rows, width) for width in slice_widths),
             row_start=row_start,
             rank=torch.zeros(num_slots, len(slice_widths), dtype=torch.int32, device=device),
             scale=torch.zeros(num_slots, len(slice_widths), dtype=torch.float32, device=device),
             max_rank=max_rank,
         )
-
-
-def _arena(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on the CPU a page takes memory with its first write, so rows without an adapter take none."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not num_bytes:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)

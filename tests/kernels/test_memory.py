@@ -1,7 +1,7 @@
-"""Memory in huge pages: its tensors are apart, and the system was asked for the pages."""
+"""Zeros in mapped memory: tensors are apart, and dense ones lie in huge pages where there are any."""
 
 import gc
-import mmap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,47 +9,45 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex_kernels import huge_pages
+from loraplex_kernels.memory import CACHE_LINE_BYTES, REGION_BYTES, dense_zeros, sparse_zeros
 
 MIB = 1 << 20
 DTYPES = (torch.bfloat16, torch.float32, torch.int8)
+Zeros = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 SHAPES = st.lists(st.integers(0, 70), min_size=1, max_size=3)
 
 
-@given(st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=2, max_size=8))
+@pytest.mark.parametrize("zeros", [dense_zeros, sparse_zeros])
+@given(wanted=st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=2, max_size=8))
 def test_tensors_are_zeros_of_their_shape_and_apart(
-    wanted: list[tuple[list[int], torch.dtype]],
+    zeros: Zeros, wanted: list[tuple[list[int], torch.dtype]]
 ) -> None:
-    tensors = [huge_pages.zeros(shape, dtype) for shape, dtype in wanted]
+    tensors = [zeros(shape, dtype) for shape, dtype in wanted]
     for mark, (tensor, (shape, dtype)) in enumerate(zip(tensors, wanted, strict=True), 1):
         assert tensor.shape == tuple(shape)
         assert tensor.dtype == dtype
         assert tensor.is_contiguous()
         assert not tensor.any()
-        assert tensor.numel() == 0 or tensor.data_ptr() % huge_pages.CACHE_LINE_BYTES == 0
+        assert tensor.numel() == 0 or tensor.data_ptr() % CACHE_LINE_BYTES == 0
         tensor.fill_(mark)
     assert all((tensor == mark).all() for mark, tensor in enumerate(tensors, 1))
 
 
-@pytest.mark.parametrize("num_bytes", [MIB, huge_pages.REGION_BYTES - 1, 40 * MIB])
+@pytest.mark.parametrize("num_bytes", [MIB, REGION_BYTES - 1, 40 * MIB])
 def test_a_tensor_outlives_its_region(num_bytes: int) -> None:
-    first = huge_pages.zeros([num_bytes], torch.int8).fill_(1)
+    first = dense_zeros([num_bytes], torch.int8).fill_(1)
     for _ in range(3):
-        huge_pages.zeros([huge_pages.REGION_BYTES - 1], torch.int8).fill_(2)
+        dense_zeros([REGION_BYTES - 1], torch.int8).fill_(2)
     gc.collect()
     assert (first == 1).all()
 
 
-@pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has none to lend"
-)
 @pytest.mark.parametrize("num_bytes", [MIB, 40 * MIB])
-def test_the_system_is_asked_for_huge_pages(num_bytes: int) -> None:
-    assert hasattr(mmap, "MADV_HUGEPAGE")
-    tensor = huge_pages.zeros([num_bytes], torch.int8)
-    plain = torch.zeros(num_bytes, dtype=torch.int8)
-    assert "hg" in flags_of(tensor)
-    assert "hg" not in flags_of(plain)
+def test_dense_ones_ask_for_huge_pages_and_sparse_ones_do_not(num_bytes: int) -> None:
+    """A kernel without any refuses, and the tensor is there all the same."""
+    has_huge_pages = Path("/sys/kernel/mm/transparent_hugepage").exists()
+    assert ("hg" in flags_of(dense_zeros([num_bytes], torch.int8))) == has_huge_pages
+    assert "hg" not in flags_of(sparse_zeros([num_bytes], torch.int8))
 
 
 def flags_of(tensor: torch.Tensor) -> list[str]:

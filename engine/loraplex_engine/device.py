@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -10,7 +11,7 @@ import torch
 
 from loraplex_engine.config import DeviceKind
 from loraplex_engine.errors import CannotStart
-from loraplex_kernels.memory import dense_zeros
+from loraplex_kernels.memory import dense_zeros, sparse_zeros
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -123,11 +124,15 @@ class Device:
 
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> list[LayerKv]:
         """An arena of blocks on the device; its contents are undefined."""
-        return _arena(shape, num_blocks, self.torch_device)
+        if not self.is_cuda:
+            return _arena(shape, num_blocks, dense_zeros)
+        return _arena(shape, num_blocks, partial(torch.empty, device=self.torch_device))
 
     def allocate_host_kv(self, shape: KvShape, num_blocks: int) -> list[LayerKv]:
         """An arena of blocks in host memory, pinned where that makes copies asynchronous."""
-        return _arena(shape, num_blocks, torch.device("cpu"), is_pinned=self.is_cuda)
+        if not self.is_cuda:
+            return _arena(shape, num_blocks, sparse_zeros)
+        return _arena(shape, num_blocks, partial(torch.empty, pin_memory=True))
 
     def staging(self, num_bytes: int) -> torch.Tensor:
         """Host bytes to fill and to copy from once; their contents are undefined."""
@@ -193,15 +198,11 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def _arena(
-    shape: KvShape, num_blocks: int, device: torch.device, *, is_pinned: bool = False
-) -> list[LayerKv]:
+def _arena(shape: KvShape, num_blocks: int, allocate: Callable[..., torch.Tensor]) -> list[LayerKv]:
     size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
 
     def cache() -> torch.Tensor:
-        if device.type == "cpu" and not is_pinned:
-            return dense_zeros(size, shape.dtype)
-        return torch.empty(size, dtype=shape.dtype, device=device, pin_memory=is_pinned)
+        return allocate(size, dtype=shape.dtype)
 
     return [LayerKv(cache(), cache()) for _ in range(shape.num_layers)]
 

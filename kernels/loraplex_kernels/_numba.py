@@ -4,8 +4,10 @@ Kernels take addresses and numbers, never arrays: a call costs a microsecond, th
 version for read-only or strided arrays, and bfloat16, which Numba does not know, is 16 raw bits.
 """
 
+import ctypes
 import hashlib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,27 @@ from numba.misc.appdirs import AppDirs
 from loraplex_kernels.errors import UnsupportedDtype
 
 PACKAGE = Path(__file__).parent
+TBB = "libtbb.so.12"
+
+
+def load_tbb() -> bool:
+    """Load TBB's library from its wheel, which puts it where no loader looks; False: it is not there.
+
+    Numba, which then finds it loaded, prefers it to OpenMP. A step of OpenMP waits for each of its
+    threads, also for one whose CPU another process has; TBB's threads take the work that nobody began.
+    """
+    try:
+        files = metadata.files("tbb") or ()
+    except metadata.PackageNotFoundError:
+        return False
+    for file in files:
+        if file.name == TBB:
+            ctypes.CDLL(str(file.locate()))
+            return True
+    return False
+
+
+load_tbb()
 
 
 def source_hash() -> str:

@@ -1,6 +1,6 @@
 """What a thousand adapters cost where few fit: tokens a second with 32 slots, over a slot for each.
 
-OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 NUMBA_THREADING_LAYER=omp \\
+OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 \\
     python tests/bench/bench_adapters.py
 
 All in this process, over the same weights and the same store, in turns: the 64 requests of w1, all at once,

@@ -1,6 +1,6 @@
 """Decode attention over cold pages against what memory gives, in turns.
 
-OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 NUMBA_THREADING_LAYER=omp \\
+OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 \\
     python tests/bench/bench_cold_kv.py
 
 32 sequences of 384 tokens, heads of SmolLM2, pages of 16 tokens in random places. A round reads every

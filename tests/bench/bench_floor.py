@@ -1,6 +1,6 @@
 """The least time in which this machine could serve each workload: tokens per second that nobody can pass.
 
-OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 NUMBA_THREADING_LAYER=omp \\
+OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 \\
     python tests/bench/bench_floor.py
 
 Measures SmolLM2's matrix products at each batch size, by our kernel and by torch's own, over weights that no

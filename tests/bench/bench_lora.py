@@ -1,6 +1,6 @@
 """What LoRA costs: an engine without it, one whose sixteen adapters rest, and that one with all in use.
 
-PYTHONPATH=. OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 NUMBA_THREADING_LAYER=omp \\
+PYTHONPATH=. OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 \\
     PYTHONPATH=. python tests/bench/bench_lora.py
 
 All in this process, over the same weights, in turns: bursts of 32 sequences of SmolLM2, prompts of 64

@@ -1,6 +1,6 @@
 """What each scheduling policy makes of many requests at once, in one process and in turns.
 
-PYTHONPATH=. OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 NUMBA_THREADING_LAYER=omp OMP_WAIT_POLICY=passive \\
+PYTHONPATH=. OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 OMP_WAIT_POLICY=passive \\
     python tests/bench/bench_policies.py hfs fcfs
 
 All 64 requests of w0, SmolLM2 in bfloat16, no adapters; `fcfs` fills every step to its limit.

@@ -1,6 +1,6 @@
 """Where a step's time goes: decode steps of 1, 8 and 32 sequences, and a prompt's chunk of 512 tokens.
 
-OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 NUMBA_THREADING_LAYER=omp \
+OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 \
     python tests/bench/profile_step.py
 
 Each operation is timed where it is called (half a microsecond a call); what is left of a step is "rest".

@@ -1,5 +1,10 @@
 """After warming up nothing compiles, whatever comes."""
 
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -26,3 +31,22 @@ def test_a_missing_kernel_is_an_error() -> None:
         rms_norm(torch.randn(3, 8).double(), torch.ones(8).double(), 1e-5)
     with pytest.raises(UnsupportedDevice):
         implementation("loraplex_kernels.norm", "meta")
+
+
+def test_kernels_run_on_threads_that_wait_for_nobody() -> None:
+    script = (
+        "import numba, torch; from loraplex_kernels.norm import rms_norm;"
+        "rms_norm(torch.ones(4, 64), torch.ones(64), 1e-5);"
+        "print(numba.threading_layer(), numba.get_num_threads())"
+    )
+    environment = os.environ | {"NUMBA_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("NUMBA_THREADING_LAYER", None)
+    said = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    has_wheel = (sys.platform, platform.machine()) == ("linux", "x86_64")
+    assert said.stdout.split() == ["tbb" if has_wheel else "omp", "2"]

@@ -108,14 +108,14 @@ def test_engine_gets_its_settings_and_threads(tmp_path: Path) -> None:
     assert command.environment["OMP_NUM_THREADS"] == command.environment["NUMBA_NUM_THREADS"] == "3"
 
 
-@pytest.mark.parametrize(("cpus", "threads"), [(1, "1"), (2, "1"), (8, "7")])
-def test_one_cpu_is_left_to_the_api(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, threads: str
+@pytest.mark.parametrize(("cpus", "waiting"), [(1, "1"), (2, "1"), (8, "7")])
+def test_threads_that_wait_for_each_other_leave_one_cpu_to_the_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, waiting: str
 ) -> None:
     monkeypatch.setattr(processes, "available_cpus", lambda: cpus)
-    command = engine_command(Settings(home=tmp_path), Path("/m"), "ipc:///e")
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        assert command.environment[name] == threads
+    environment = engine_command(Settings(home=tmp_path), Path("/m"), "ipc:///e").environment
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == waiting
+    assert environment["NUMBA_NUM_THREADS"] == str(cpus)
 
 
 def test_api_inherits_the_listening_socket(tmp_path: Path) -> None:

@@ -52,19 +52,18 @@ def engine_command(settings: Settings, model: Path, address: str) -> Command:
     config = {name.lower(): value for name, value in settings.engine.items()} | {
         "model": str(model)
     }
-    # One CPU is left to the API: a step waits for its slowest thread, and that one for its CPU. Of two
-    # CPUs, w1 of the benchmarks over HTTP: 145 tokens/s with one thread, 110 with two; base only 196, 167.
-    threads = config.get("threads", str(max(1, available_cpus() - 1)))
+    cpus = available_cpus()
+    # Our kernels run on TBB's threads, of which none is waited for that has no CPU. torch's own products,
+    # where there are no AMX tiles, wait for all of OpenMP's threads; so they leave one CPU to the API.
+    threads = config.get("threads", str(cpus))
+    waiting_threads = config.get("threads", str(max(1, cpus - 1)))
     environment = inherited_environment() | {
-        # torch and Numba share one OpenMP pool; two pools would spin against each other
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
         "NUMBA_NUM_THREADS": threads,
-        "NUMBA_THREADING_LAYER": "omp",
+        "OMP_NUM_THREADS": waiting_threads,
+        "MKL_NUM_THREADS": waiting_threads,
         # Threads that spin at a barrier while another process has the core cost far more than a wake-up:
-        # 8 steps took 0.9 s against 23 s on a loaded machine (2 cores, SmolLM2, bf16). But a step has
-        # hundreds of barriers, most of them short: with threads that spin for some 0.1 ms before
-        # they sleep, a step of one sequence takes 23 ms instead of 44 (2 cores, quiet, bf16).
+        # 8 steps took 0.9 s against 23 s on a loaded machine (2 cores, SmolLM2, bf16). But most barriers
+        # are short: OpenMP's threads spin for some 0.1 ms before they sleep.
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "3000",
     }

@@ -12,6 +12,7 @@ from loraplex_kernels._numba import (
     load_row,
     piece,
     store_row,
+    threads_for,
 )
 from loraplex_kernels._vector import (
     absolute,
@@ -58,6 +59,9 @@ def _rows(begin, end, dtype, is_gelu, width, gate_up, out):
 
 @kernel(f"void({', '.join(['int64'] * 7)})")
 def activate(dtype, is_gelu, num_tokens, width, gate_up, out, threads):
+    if threads == 1:
+        _rows(0, num_tokens, dtype, is_gelu, width, gate_up, out)
+        return
     for thread in numba.prange(threads):
         begin, end = num_tokens * thread // threads, num_tokens * (thread + 1) // threads
         _rows(begin, end, dtype, is_gelu, width, gate_up, out)
@@ -83,6 +87,6 @@ def _run(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
         width,
         gate_up.data_ptr(),
         out.data_ptr(),
-        numba.get_num_threads(),
+        threads_for(num_tokens),
     )
     return out

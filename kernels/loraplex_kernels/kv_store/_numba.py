@@ -14,6 +14,7 @@ from loraplex_kernels._numba import (
     pointer_f32,
     pointer_i64,
     store_row,
+    threads_for,
 )
 from loraplex_kernels.kv_store import reference
 
@@ -54,28 +55,31 @@ def _rotary_token(dtype, q, k, v, cos, sin, half, k_cache, v_cache, slot, shape,
 
 
 @piece
-def _rotary_row(t, dtype, qkv, strides, tables, half, positions, k_cache, v_cache, slots, shape):
+def _rotary_rows(
+    begin, end, dtype, qkv, strides, tables, half, positions, k_cache, v_cache, slots, shape
+):
     heads, _, _, dim = shape
     q, k, v = qkv
-    position = pointer_i64(positions)[t] * half * 4
     scratch = np.empty(heads * dim, np.float32)
-    _rotary_token(
-        dtype,
-        q + t * strides[0],
-        k + t * strides[1],
-        v + t * strides[2],
-        tables[0] + position,
-        tables[1] + position,
-        half,
-        k_cache,
-        v_cache,
-        pointer_i64(slots)[t],
-        shape,
-        scratch,
-    )
+    for t in range(begin, end):
+        position = pointer_i64(positions)[t] * half * 4
+        _rotary_token(
+            dtype,
+            q + t * strides[0],
+            k + t * strides[1],
+            v + t * strides[2],
+            tables[0] + position,
+            tables[1] + position,
+            half,
+            k_cache,
+            v_cache,
+            pointer_i64(slots)[t],
+            shape,
+            scratch,
+        )
 
 
-@kernel(f"void({', '.join(['int64'] * 19)})")
+@kernel(f"void({', '.join(['int64'] * 20)})")
 def rotate_and_write(
     dtype,
     num_tokens,
@@ -96,20 +100,30 @@ def rotate_and_write(
     kv_heads,
     block_size,
     dim,
+    threads,
 ):
-    for t in numba.prange(num_tokens):
-        _rotary_row(
-            t,
+    qkv, strides, tables = (q, k, v), (q_bytes, k_bytes, v_bytes), (cos, sin)
+    shape = (heads, kv_heads, block_size, dim)
+    if threads == 1:
+        _rotary_rows(
+            0,
+            num_tokens,
             dtype,
-            (q, k, v),
-            (q_bytes, k_bytes, v_bytes),
-            (cos, sin),
+            qkv,
+            strides,
+            tables,
             half,
             positions,
             k_cache,
             v_cache,
             slots,
-            (heads, kv_heads, block_size, dim),
+            shape,
+        )
+        return
+    for thread in numba.prange(threads):
+        begin, end = num_tokens * thread // threads, num_tokens * (thread + 1) // threads
+        _rotary_rows(
+            begin, end, dtype, qkv, strides, tables, half, positions, k_cache, v_cache, slots, shape
         )
 
 
@@ -144,6 +158,7 @@ def rotary_write_kv(
         slot_mapping.data_ptr(),
         q.shape[1],
         *k_cache.shape[1:],
+        threads_for(q.shape[0]),
     )
 
 

@@ -12,6 +12,7 @@ from loraplex_kernels._numba import (
     load_row,
     piece,
     store_row,
+    threads_for,
 )
 from loraplex_kernels._vector import (
     fma,
@@ -75,6 +76,9 @@ def _rows(begin, end, dtype, width, x, residual, weight, out, epsilon, offset):
 
 @kernel(f"void({', '.join(['int64'] * 8)}, float32, float32)")
 def normalise(dtype, num_tokens, width, x, residual, weight, out, threads, epsilon, offset):
+    if threads == 1:
+        _rows(0, num_tokens, dtype, width, x, residual, weight, out, epsilon, offset)
+        return
     for thread in numba.prange(threads):
         begin, end = num_tokens * thread // threads, num_tokens * (thread + 1) // threads
         _rows(begin, end, dtype, width, x, residual, weight, out, epsilon, offset)
@@ -96,7 +100,7 @@ def rms_norm(
         0 if residual is None else residual.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
-        numba.get_num_threads(),
+        threads_for(len(x)),
         epsilon,
         offset,
     )

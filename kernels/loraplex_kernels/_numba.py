@@ -96,7 +96,8 @@ ROWS_OF_A_THREAD = 32  # of a norm and its like: fewer are done before another t
 
 def threads_for(num_rows: int) -> int:
     """How many threads share some rows of a few microseconds each."""
-    return max(1, min(numba.get_num_threads(), num_rows // ROWS_OF_A_THREAD))
+    threads: int = numba.get_num_threads()
+    return max(1, min(threads, num_rows // ROWS_OF_A_THREAD))
 
 
 def kernel(signature: str, parallel: bool = True) -> Callable[[Callable[..., None]], Kernel]:

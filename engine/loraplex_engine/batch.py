@@ -1,7 +1,7 @@
 """From a plan to flat tables: one row per token, sequences one after the other in the plan's order."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import torch
 from loraplex_engine.device import Device
 from loraplex_engine.packing import Layout
 from loraplex_engine.scheduling.policy import StepPlan
+from loraplex_kernels.attention import Companies, build_companies
 from loraplex_kernels.gpu_configs import CHUNK_ROWS, token_bucket
 from loraplex_kernels.lora import Int32Array, LoraSegments, build_segments
 
@@ -29,6 +30,7 @@ class StepTables:
     sample_rows: Int64Array
     lora: LoraSegments | None
     sample_lora: LoraSegments | None
+    companies: Companies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Batch:
     sample_rows: torch.Tensor  # int64 [num_samples]: rows whose logits are wanted
     lora: LoraSegments | None  # of all rows
     sample_lora: LoraSegments | None  # of sample_rows
+    companies: Companies | None = None  # of sequences that begin alike
 
 
 def build_batch(
@@ -52,6 +55,7 @@ def build_batch(
     slot_of: Callable[[str], int],
     *,
     has_long_chunks: bool = False,
+    finds_companies: bool = False,
 ) -> StepTables:
     items = plan.items
     counts = np.array([item.num_tokens for item in items], np.int32)
@@ -73,16 +77,21 @@ def build_batch(
     samples = np.array([item.samples for item in items])
     # A GPU reads an adapter once a chunk
     max_chunk = CHUNK_ROWS[token_bucket(len(token_ids)) if has_long_chunks else "few"]
+    context_lengths = starts + counts
+    companies = None
+    if finds_companies:
+        companies = build_companies(tables, query_start, context_lengths, block_size)
     return StepTables(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=blocks * block_size + positions % block_size,
         block_tables=tables,
         query_start=query_start,
-        context_lengths=starts + counts,
+        context_lengths=context_lengths,
         sample_rows=query_start[1:][samples].astype(np.int64) - 1,
         lora=build_segments(slots[row_of], max_chunk),
         sample_lora=build_segments(slots[samples], max_chunk),
+        companies=companies,
     )
 
 
@@ -91,7 +100,8 @@ def move(tables: StepTables, device: Device) -> Batch:
     arrays = arrays_of(tables)
     if not device.has_own_memory:
         parts = [torch.from_numpy(array) for array in arrays[:NUM_TABLES]]
-        return batch_of(parts, tables.lora, tables.sample_lora)
+        batch = batch_of(parts, tables.lora, tables.sample_lora)
+        return replace(batch, companies=tables.companies)
     layout = Layout.of(arrays)
     staging = device.staging(layout.num_bytes)
     for array, place in zip(arrays, layout.arrays(staging), strict=True):

@@ -148,6 +148,7 @@ class ModelRunner:
             self._block_size,
             self.adapters.slot_of,
             has_long_chunks=self.device.has_long_chunks,
+            finds_companies=not self.device.has_own_memory,
         )
         feed, items = self._feed(plan)
         drawn = self._executor.submit(self._compute, tables, items, feed, self._copied)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.engine.tiny import ALL_MODULES, make_adapter, make_model, offline_engine
 
+from loraplex_engine.batch import Batch
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.device import KvShape
 from loraplex_engine.messages import SamplingParams
@@ -49,7 +50,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @contextmanager
 def engine(
-    folder: Path, chunk: int, num_blocks: int = 512, sizes: list[int] | None = None
+    folder: Path,
+    chunk: int,
+    num_blocks: int = 512,
+    sizes: list[int] | None = None,
+    spared: list[int] | None = None,
 ) -> Iterator[Callable[[list[Prompt]], list[Completion]]]:
     config = EngineConfig(
         model=folder,
@@ -63,6 +68,8 @@ def engine(
     with offline_engine(config, folders, folder / "store") as (offline, versions):
         if sizes is not None:
             count_sequences(offline, sizes)
+        if spared is not None:
+            count_spared(offline, spared)
         yield lambda prompts: offline.run(
             replace(p, adapter=None if p.adapter is None else versions[p.adapter]) for p in prompts
         )
@@ -77,6 +84,18 @@ def count_sequences(offline: Offline, sizes: list[int]) -> None:
         return launch(plan)
 
     offline.engine.runner.launch = counted  # type: ignore[method-assign]  # watched from here on
+
+
+def count_spared(offline: Offline, spared: list[int]) -> None:
+    """Note the keys of each step that one sequence walks for others."""
+    decoder = offline.engine.runner.decoder  # type: ignore[attr-defined]  # a ModelRunner's
+    forward = decoder.forward
+
+    def counted(batch: Batch, *arguments: Any) -> Any:
+        spared.append(0 if batch.companies is None else batch.companies.spared)
+        return forward(batch, *arguments)
+
+    decoder.forward = counted
 
 
 def block_bytes(folder: Path) -> int:
@@ -136,6 +155,34 @@ def test_a_warm_prefix_gives_the_same_bits(folder: Path) -> None:
         cold, warm = run(prompts()), run(prompts())
     assert sum(c.finished.cached_tokens for c in warm if c.finished) > 0
     assert_same_bits(cold, warm)
+
+
+def test_a_system_prompt_that_is_walked_together_gives_the_same_bits(folder: Path) -> None:
+    """Three companies: four of an adapter, three of none, and two of another tenant."""
+    draw = random.Random(1)
+    system = [draw.randrange(199) for _ in range(100)]
+    whose: list[tuple[str, str | None, int]] = [("a", "1", 4), ("a", None, 3), ("b", None, 2)]
+    firsts = [Prompt(system, adapter, tenant=tenant) for tenant, adapter, _ in whose]
+    asked = [
+        Prompt(
+            [*system, *(draw.randrange(199) for _ in range(draw.randrange(1, 40)))],
+            adapter,
+            SamplingParams(max_tokens=12, temperature=i % 2, seed=i, ignore_eos=True, logprobs=2),
+            tenant=tenant,
+        )
+        for tenant, adapter, count in whose
+        for i in range(count)
+    ]
+    spared: list[int] = []
+    with engine(folder, 64, spared=spared) as run:
+        run(firsts)
+        together = run(asked)
+    assert max(spared) == 96 * ((4 - 1) + (3 - 1) + (2 - 1))
+    with engine(folder, 64, spared=spared) as run:
+        spared.clear()
+        solo = [run([prompt])[0] for prompt in asked]
+    assert max(spared) == 0
+    assert_same_bits(solo, together)
 
 
 def test_a_preemption_leaves_no_trace_in_the_bits(folder: Path) -> None:

@@ -281,5 +281,6 @@ class Decoder:
             scale=config.attention_scale,
             window=layer.window,
             softcap=config.attention_softcap,
+            companies=batch.companies,
         )
         return attended.flatten(1)

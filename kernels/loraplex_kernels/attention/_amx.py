@@ -1,7 +1,8 @@
 """Paged attention on AMX tiles, bfloat16.
 
 Work is a tile of query tokens times a kv head: its lanes, 16 side by side, walk the sequence's keys 32 at
-a time, in order. What a lane adds up depends on its position and on nothing else.
+a time, in order. Of a company of decodes the lanes of all members walk the keys they share, then each
+member's go on alone. What a lane adds up depends on its position and on nothing else.
 """
 
 import numba
@@ -15,11 +16,15 @@ from loraplex_kernels.attention._amx_lanes import (
     LANE_BYTES,
     LANES,
     begin,
+    copy_lane,
     finish,
     gather_queries,
     meet_keys,
 )
 from loraplex_kernels.attention._numba import QUERY_TILE, tile_of
+from loraplex_kernels.attention.companies import STEP, Companies
+
+assert STEP % KEYS == 0, "members part between two steps"
 
 
 @piece
@@ -31,29 +36,12 @@ def _run_of_keys(run, last_run, table, head, kv_heads, block_size, dim):
 
 
 @piece
-def _tile(q, q_bytes, out, caches, table, token, tokens, position, shape, scale, window, scratch):
-    """Query tokens [token, token + tokens) of one sequence and one kv head over their keys."""
-    head, heads, group, kv_heads, block_size, dim = shape
+def _walk(caches, table, start, end, lanes, shape, params, places):
+    """All lanes meet the keys [start, end); start is a whole number of steps."""
+    head, _, kv_heads, block_size, dim = shape
     k_cache, v_cache = caches
-    lanes = tokens * group
-    padded = -(-lanes // LANES) * LANES
-    queries = address_of(scratch)
-    scores = queries + padded * dim * 2
-    state = scores + KEYS * LANE_BYTES
-    lasts = state + 2 * padded * 4
-    sums = lasts + padded * 4
-    values = sums + padded * dim * 4
-    weights = values + 16 * dim * 4
-    places = (queries, scores, state, lasts, sums, values, weights)
-    source = q + token * q_bytes + head * group * dim * 2
-    gather_queries(source, q_bytes, tokens, group, dim, queries)
-    begin(padded, tokens, group, position, dim, state, lasts, sums)
-    tile_shapes(16, min(LANES, lanes))
-    end = position + tokens
+    scale, window = params
     last_run = (end - 1) // 16
-    start = 0
-    if window > 0:
-        start = max(0, position - window + 1) // KEYS * KEYS
     runs = (
         _run_of_keys(start // 16, last_run, table, head, kv_heads, block_size, dim),
         _run_of_keys(start // 16 + 1, last_run, table, head, kv_heads, block_size, dim),
@@ -70,48 +58,121 @@ def _tile(q, q_bytes, out, caches, table, token, tokens, position, shape, scale,
             ahead = (k_cache + one, k_cache + two, v_cache + one, v_cache + two)
         meet_keys(k_cache, v_cache, runs, ahead, end - key, lanes, key, scale, window, dim, places)
         runs = following
+
+
+@piece
+def _padded(lanes):
+    return -(-lanes // LANES) * LANES
+
+
+@piece
+def _num_floats(lanes, dim):
+    """Of the scratch of so many lanes."""
+    return _padded(lanes) * (dim // 2 + 3 + dim) + KEYS * LANES + 16 * dim + LANES * 16
+
+
+@piece
+def _places(scratch, lanes, dim):
+    padded = _padded(lanes)
+    queries = scratch
+    scores = queries + padded * dim * 2
+    state = scores + KEYS * LANE_BYTES
+    lasts = state + 2 * padded * 4
+    sums = lasts + padded * 4
+    values = sums + padded * dim * 4
+    weights = values + 16 * dim * 4
+    return queries, scores, state, lasts, sums, values, weights
+
+
+@piece
+def _tile(q, out, caches, table, token, tokens, position, shape, params):
+    """Query tokens [token, token + tokens) of one sequence and one kv head over their keys."""
+    head, heads, kv_heads, _, dim = shape
+    window = params[1]
+    group = heads // kv_heads
+    lanes = tokens * group
+    scratch = np.empty(_num_floats(lanes, dim), np.float32)
+    places = _places(address_of(scratch), lanes, dim)
+    queries, _, state, lasts, sums, _, weights = places
+    begin(_padded(lanes), tokens, group, position, dim, queries, state, lasts, sums)
+    for i in range(tokens):
+        gather_queries(q, token + i, head * group, group, dim, i * group, queries)
+    tile_shapes(16, min(LANES, lanes))
+    start = 0
+    if window > 0:
+        start = max(0, position - window + 1) // KEYS * KEYS
+    _walk(caches, table, start, position + tokens, lanes, shape, params, places)
     target = out + (token * heads + head * group) * dim * 2
     finish(lanes, heads, group, state, sums, dim, weights, target)
 
 
 @piece
-def _work(index, q, q_bytes, out, caches, tables, starts, lengths, num_seqs, shape, params):
-    """Work item `index`: one tile of query tokens times one kv head."""
-    table_width, heads, kv_heads, block_size, dim = shape
+def _company(q, out, caches, tables, table_bytes, batch, members, count, shared, shape, params):
+    """Decodes that have their first `shared` keys in common, and one kv head."""
+    head, heads, kv_heads, _, dim = shape
+    starts, lengths = pointer_i32(batch[0]), pointer_i32(batch[1])
+    seqs = pointer_i32(members)
     group = heads // kv_heads
-    head = index % kv_heads
-    seq, token, tokens, position = tile_of(index // kv_heads, starts, lengths, num_seqs)
-    if tokens <= 0:
+    lanes = count * group
+    scratch = np.empty(_num_floats(lanes, dim) + _num_floats(group, dim), np.float32)
+    together = _places(address_of(scratch), lanes, dim)
+    if shared > 0:
+        queries, _, state, lasts, sums, _, weights = together
+        begin(_padded(lanes), count, group, shared, dim, queries, state, lasts, sums)
+        for i in range(count):
+            token = np.int64(starts[seqs[i]])
+            gather_queries(q, token, head * group, group, dim, i * group, queries)
+        tile_shapes(16, min(LANES, lanes))
+        table = tables + seqs[0] * table_bytes
+        _walk(caches, table, np.int64(0), shared, lanes, shape, params, together)
+    alone = _places(address_of(scratch) + _num_floats(lanes, dim) * 4, group, dim)
+    queries, _, state, lasts, sums, _, weights = alone
+    tile_shapes(16, min(LANES, group))
+    for i in range(count):
+        token, length = np.int64(starts[seqs[i]]), np.int64(lengths[seqs[i]])
+        begin(_padded(group), 1, group, length - 1, dim, queries, state, lasts, sums)
+        gather_queries(q, token, head * group, group, dim, 0, queries)
+        if shared > 0:
+            for lane in range(group):
+                copy_lane(together, i * group + lane, alone, lane, dim)
+        table = tables + seqs[i] * table_bytes
+        _walk(caches, table, shared, length, group, shape, params, alone)
+        target = out + (token * heads + head * group) * dim * 2
+        finish(group, heads, group, state, sums, dim, weights, target)
+
+
+@piece
+def _work(index, q, out, caches, tables, table_bytes, batch, companies, shape, params):
+    """Work item `index`: a company, or else a tile of query tokens, times one kv head."""
+    starts, lengths, num_seqs = batch
+    members, borders, shared, num_companies = companies
+    heads, kv_heads, block_size, dim = shape
+    item, head = index // kv_heads, index % kv_heads
+    shape = (head, heads, kv_heads, block_size, dim)
+    if item < num_companies:
+        first = np.int64(pointer_i32(borders)[item])
+        count = np.int64(pointer_i32(borders)[item + 1]) - first
+        walk = np.int64(pointer_i32(shared)[item])
+        mine = members + first * 4
+        _company(q, out, caches, tables, table_bytes, batch, mine, count, walk, shape, params)
         return
-    lanes = -(-tokens * group // LANES) * LANES
-    floats = lanes * (dim // 2 + 3 + dim) + KEYS * LANES + 16 * dim + LANES * 16
-    scratch = np.empty(floats, np.float32)
-    _tile(
-        q,
-        q_bytes,
-        out,
-        caches,
-        tables + seq * table_width * 4,
-        token,
-        tokens,
-        position,
-        (head, heads, group, kv_heads, block_size, dim),
-        params[0],
-        params[1],
-        scratch,
-    )
+    seq, token, tokens, position = tile_of(item - num_companies, starts, lengths, num_seqs)
+    is_decode = pointer_i32(starts)[seq + 1] - pointer_i32(starts)[seq] == 1
+    if tokens <= 0 or (num_companies > 0 and is_decode):
+        return
+    _tile(q, out, caches, tables + seq * table_bytes, token, tokens, position, shape, params)
 
 
 @piece
 def _thread(
-    first, step, items, q, q_bytes, out, caches, tables, starts, lengths, num_seqs, shape, params
+    first, step, items, q, out, caches, tables, table_bytes, batch, companies, shape, params
 ):
     for index in range(first, items, step):
-        _work(index, q, q_bytes, out, caches, tables, starts, lengths, num_seqs, shape, params)
+        _work(index, q, out, caches, tables, table_bytes, batch, companies, shape, params)
     tile_release()
 
 
-@kernel(f"void({', '.join(['int64'] * 16)}, float32, int64)")
+@kernel(f"void({', '.join(['int64'] * 20)}, float32, int64)")
 def attend_tiles(
     q,
     q_bytes,
@@ -124,6 +185,10 @@ def attend_tiles(
     lengths,
     num_seqs,
     num_tiles,
+    members,
+    borders,
+    shared,
+    num_companies,
     heads,
     kv_heads,
     block_size,
@@ -137,16 +202,15 @@ def attend_tiles(
         _thread(
             thread,
             threads,
-            num_tiles * kv_heads,
-            q,
-            q_bytes,
+            (num_companies + num_tiles) * kv_heads,
+            (q, q_bytes),
             out,
             (k_cache, v_cache),
             tables,
-            starts,
-            lengths,
-            num_seqs,
-            (table_width, heads, kv_heads, block_size, dim),
+            table_width * 4,
+            (starts, lengths, num_seqs),
+            (members, borders, shared, num_companies),
+            (heads, kv_heads, block_size, dim),
             (scale, window),
         )
 
@@ -160,9 +224,12 @@ def paged_attention(
     context_lengths: torch.Tensor,
     scale: float,
     window: int | None,
+    companies: Companies | None,
 ) -> torch.Tensor:
     """As loraplex_kernels.attention.paged_attention, without soft-capping; head_dim in steps of 32."""
     out = torch.empty(q.shape, dtype=q.dtype)
+    # A window may have passed what they share
+    together = (0, 0, 0, 0) if companies is None or window else companies.addresses
     attend_tiles(
         q.data_ptr(),
         q.stride(0) * 2,
@@ -175,6 +242,7 @@ def paged_attention(
         context_lengths.data_ptr(),
         len(context_lengths),
         q.shape[0] // QUERY_TILE + len(context_lengths),
+        *together,
         q.shape[1],
         *k_cache.shape[1:],
         numba.get_num_threads(),

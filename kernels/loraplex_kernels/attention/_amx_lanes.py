@@ -38,19 +38,10 @@ dot_sums, store_sums = tile_dot((2, 3, 6)), tile_store(2)
 
 
 @piece
-def gather_queries(q, q_bytes, tokens, group, dim, out):
-    """Queries as right factors: for each 16 lanes and 32 dimensions [16 pairs, 16 lanes, 2]."""
-    zero(out, -(-tokens * group // LANES) * LANES * dim // 2)
-    for lane in range(tokens * group):
-        source = pointer_i32(q + (lane // group) * q_bytes + (lane % group) * dim * 2)
-        target = pointer_i32(out + (lane // LANES) * LANES * dim * 2)
-        for pair in range(dim // 2):
-            target[pair * LANES + lane % LANES] = source[pair]
-
-
-@piece
-def begin(lanes, tokens, group, position, dim, state, lasts, sums):
-    """State of each 16 lanes: maxima, totals; and the last key each lane sees (-1: not a lane)."""
+def begin(lanes, tokens, group, position, dim, queries, state, lasts, sums):
+    """Empty queries and state of each 16 lanes: maxima, totals; and the last key each lane sees
+    (-1: not a lane)."""
+    zero(queries, lanes * dim // 2)
     zero(sums, lanes * dim)
     zero(state, 2 * lanes)
     last = pointer_f32(lasts)
@@ -58,6 +49,28 @@ def begin(lanes, tokens, group, position, dim, state, lasts, sums):
         last[lane] = position + lane // group if lane < tokens * group else -1
     for lane in range(0, lanes, LANES):
         store(state + 2 * lane * 4, splat(HIDDEN))
+
+
+@piece
+def gather_queries(q, token, head, heads, dim, lane, out):
+    """Some heads of a token as right factors: for each 16 lanes and 32 dimensions [16 pairs, 16 lanes, 2]."""
+    queries, token_bytes = q
+    source = pointer_i32(queries + token * token_bytes + head * dim * 2)
+    for i in range(heads):
+        target = pointer_i32(out + (lane + i) // LANES * LANES * dim * 2)
+        for pair in range(dim // 2):
+            target[pair * LANES + (lane + i) % LANES] = source[i * dim // 2 + pair]
+
+
+@piece
+def copy_lane(source, from_lane, target, to_lane, dim):
+    """What a lane has added up, from one set of places to another."""
+    state, mine = pointer_f32(source[2]), pointer_f32(target[2])
+    at = from_lane // LANES * 2 * LANES + from_lane % LANES
+    to = to_lane // LANES * 2 * LANES + to_lane % LANES
+    mine[to], mine[to + LANES] = state[at], state[at + LANES]
+    for d in range(0, dim * 4, 64):
+        store(target[4] + to_lane * dim * 4 + d, load(source[4] + from_lane * dim * 4 + d))
 
 
 @piece

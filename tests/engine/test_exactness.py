@@ -141,6 +141,7 @@ def test_one_among_thirty_two_says_what_it_says_alone(folder: Path) -> None:
     sizes: list[int] = []
     asked = prompts(32, arrivals=1)
     with engine(folder, 256, sizes=sizes) as run:
+        run([Prompt([1], adapter) for adapter in ("0", "1", "2")])  # loaded, so that nobody waits
         together = run(asked)
     assert max(sizes) == 32
     with engine(folder, 64, sizes=sizes) as run:

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, SessionTransaction, UOWTransaction
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
+from loraplex_platform.db import sqlite
 from loraplex_platform.db.base import Audited
 from loraplex_platform.db.writer import PatientConnection, Writer
 from loraplex_platform.kit.news import News
@@ -178,9 +179,13 @@ def open_sqlite(url: str, pool: Pool, *, for_all: bool = False) -> AsyncEngine:
     """`for_all`: several tasks use a connection in one transaction."""
     path = make_url(url).database
     assert path is not None, "SQLite needs a file"
-    own: dict[str, Any] = {"async_creator": lambda: PatientConnection(path)} if for_all else {}
+    kind = PatientConnection if for_all else sqlite.Connection
     engine = create_async_engine(
-        async_url(url), pool_size=pool.size, max_overflow=0, pool_timeout=pool.timeout_s, **own
+        async_url(url),
+        pool_size=pool.size,
+        max_overflow=0,
+        pool_timeout=pool.timeout_s,
+        async_creator=lambda: kind(path),
     )
     event.listen(engine.sync_engine, "connect", configure_sqlite)
     event.listen(engine.sync_engine, "begin", begin_sqlite)

@@ -1,7 +1,6 @@
 """The one writer of a SQLite file: units of work take turns, and those that queue share a commit."""
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ import aiosqlite
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as TurnTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+
+from loraplex_platform.db.sqlite import Connection
 
 GROUP = 32  # units of work in one commit: then another process may write
 
@@ -110,15 +111,11 @@ async def _is_open(group: Group) -> bool:
     return driver.in_transaction
 
 
-class PatientConnection(aiosqlite.Connection):
+class PatientConnection(Connection):
     """Ends the statement at work before its task may be cancelled.
 
     SQLAlchemy gives up the connection of a cancelled statement; here others have a share in it.
     """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(lambda: sqlite3.connect(path, check_same_thread=False), 64)
-        self._thread.daemon = True  # as SQLAlchemy does with those that it makes
 
     async def _execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         statement = asyncio.get_running_loop().create_future()

@@ -8,7 +8,7 @@ from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants, remove_across_tenants
-from loraplex_platform.db.upsert import insert_into
+from loraplex_platform.db.upsert import insert_into, insert_missing
 from loraplex_platform.usage.billing_models import LedgerEntry
 from loraplex_platform.usage.exact import exact_sum, joined
 from loraplex_platform.usage.models import EngineCount, LostWork, UsageEvent, UsageQuarter
@@ -181,5 +181,4 @@ class DriftRepository:
     async def add_lost_work(self, rows: Collection[dict[str, Any]]) -> None:
         """What a try made for nobody; a second time changes nothing."""
         if rows:
-            statement = insert_into(self._session, LostWork).on_conflict_do_nothing()
-            await self._session.execute(statement, list(rows))
+            await self._session.execute(insert_missing(self._session, LostWork), list(rows))

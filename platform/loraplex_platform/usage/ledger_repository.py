@@ -7,7 +7,7 @@ from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants
-from loraplex_platform.db.upsert import insert_into
+from loraplex_platform.db.upsert import insert_missing
 from loraplex_platform.usage.billing_models import InvoiceRow, LedgerEntry
 from loraplex_platform.usage.exact import exact_sum, joined
 from loraplex_platform.usage.ledger import Account, Transaction, TransactionKind
@@ -22,8 +22,7 @@ class LedgerRepository:
         """A transaction that is there already stays as it is."""
         rows = [row for t in transactions for row in t.rows(posted_at)]
         if rows:
-            statement = insert_into(self._session, LedgerEntry).on_conflict_do_nothing()
-            await self._session.execute(statement, rows)
+            await self._session.execute(insert_missing(self._session, LedgerEntry), rows)
 
     async def balance(
         self,

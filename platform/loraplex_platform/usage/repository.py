@@ -10,7 +10,7 @@ from sqlalchemy import and_, case, func, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_platform.db.scope import across_tenants, remove_across_tenants
-from loraplex_platform.db.upsert import add_up, insert_into, keep_writers_out
+from loraplex_platform.db.upsert import add_up, insert_missing, keep_writers_out
 from loraplex_platform.usage.facts import UsageFacts
 from loraplex_platform.usage.models import LatencyMinute, UsageEvent, UsageMinute, UsageQuarter
 from loraplex_platform.usage.periods import Period
@@ -40,10 +40,9 @@ class UsageRepository:
         """Write those that are not there yet; returns them."""
         if not facts:
             return []
-        statement = insert_into(self._session, UsageEvent).on_conflict_do_nothing()
-        # Rows as parameters: the statement is compiled once, however many there are.
+        statement = insert_missing(self._session, UsageEvent, UsageEvent.request_id)
         rows = [{name: getattr(fact, name) for name in COLUMNS} for fact in facts]
-        ids = await self._session.scalars(statement.returning(UsageEvent.request_id), rows)
+        ids = await self._session.scalars(statement, rows)
         new = set(ids)
         return list({fact.request_id: fact for fact in facts if fact.request_id in new}.values())
 

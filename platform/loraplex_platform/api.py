@@ -1,11 +1,11 @@
 """One API process: `python -m loraplex_platform.api`. Any number of them may serve one engine."""
 
 import argparse
-import asyncio
 import socket
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 from loraplex_admin.app import mount_console
 from loraplex_engine.client import RemoteEngine
@@ -44,7 +44,7 @@ def main() -> None:
         timeout_graceful_shutdown=DRAIN_S,
     )
     sockets = None if args.fd is None else [socket.socket(fileno=args.fd)]
-    asyncio.run(uvicorn.Server(config).serve(sockets))
+    uvloop.run(uvicorn.Server(config).serve(sockets))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from loraplex_platform.rest.route import TENANT_ERRORS
 
 router = APIRouter(prefix="/v1", responses=TENANT_ERRORS)
 CLIENT_CLOSED_REQUEST = 499  # only the log sees it
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def inference_of(request: Request) -> InferenceService:
@@ -187,4 +188,4 @@ async def _events(first: Json, rest: AsyncIterator[Json]) -> AsyncIterator[str]:
 
 
 def _event(data: Json) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {_encode(data)}\n\n"

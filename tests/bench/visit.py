@@ -154,9 +154,9 @@ def main() -> None:
         system = start(args)
         try:
             _say(ready_s=round(time.time() - began_s, 1))
-            system.serve(
-                [r._replace(max_tokens=4) for r in load("w1", limit=4, shift=WARM_UP_SHIFT)]
-            )
+            first = next(Pass.parse(text) for text in args.passes if text != GOLDEN)
+            warm_up = load(first.workload, limit=4, shift=WARM_UP_SHIFT)
+            system.serve([r._replace(max_tokens=4) for r in warm_up])
             passes = Passes(system, args.golden)
             for text in args.passes:
                 if time.time() < args.until_s:

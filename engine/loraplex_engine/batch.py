@@ -1,7 +1,7 @@
 """From a plan to flat tables: one row per token, sequences one after the other in the plan's order."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -100,8 +100,7 @@ def move(tables: StepTables, device: Device) -> Batch:
     arrays = arrays_of(tables)
     if not device.has_own_memory:
         parts = [torch.from_numpy(array) for array in arrays[:NUM_TABLES]]
-        batch = batch_of(parts, tables.lora, tables.sample_lora)
-        return replace(batch, companies=tables.companies)
+        return batch_of(parts, tables.lora, tables.sample_lora, tables.companies)
     layout = Layout.of(arrays)
     staging = device.staging(layout.num_bytes)
     for array, place in zip(arrays, layout.arrays(staging), strict=True):
@@ -136,11 +135,16 @@ def arrays_of(tables: StepTables) -> list[npt.NDArray[np.generic]]:
 
 
 def batch_of(
-    parts: list[torch.Tensor], lora: LoraSegments | None, sample_lora: LoraSegments | None
+    parts: list[torch.Tensor],
+    lora: LoraSegments | None,
+    sample_lora: LoraSegments | None,
+    companies: Companies | None = None,
 ) -> Batch:
     """From tensors in the order of arrays_of."""
     token_ids, positions, slots, blocks, starts, contexts, samples = parts[:NUM_TABLES]
-    return Batch(token_ids, positions, slots, blocks, starts, contexts, samples, lora, sample_lora)
+    return Batch(
+        token_ids, positions, slots, blocks, starts, contexts, samples, lora, sample_lora, companies
+    )
 
 
 def placed(lora: LoraSegments, parts: list[torch.Tensor]) -> LoraSegments:

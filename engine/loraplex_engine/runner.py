@@ -23,6 +23,7 @@ from loraplex_engine.sampler import Drawn, TokenSampler, has_penalty
 from loraplex_engine.scheduling.policy import BlockCopy, ScheduledTokens, StepPlan
 from loraplex_engine.sequence import Sequence
 from loraplex_engine.widths import sample_all
+from loraplex_kernels.attention import has_companies
 from loraplex_kernels.lora import Int32Array
 
 Handle = TypeVar("Handle")
@@ -116,6 +117,7 @@ class ModelRunner:
         self._pace = pace or Pace()
         self._copying: list[CopyInFlight] = []  # of the executor's thread alone
         self._block_size = kv[0].k.shape[2]
+        self._has_companies = has_companies(kv[0].k)
         self._copied: Future[None] | None = None
         self._last: StepHandle | None = None
 
@@ -148,7 +150,7 @@ class ModelRunner:
             self._block_size,
             self.adapters.slot_of,
             has_long_chunks=self.device.has_long_chunks,
-            finds_companies=not self.device.has_own_memory,
+            finds_companies=self._has_companies,
         )
         feed, items = self._feed(plan)
         drawn = self._executor.submit(self._compute, tables, items, feed, self._copied)

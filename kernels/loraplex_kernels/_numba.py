@@ -7,6 +7,7 @@ version for read-only or strided arrays, and bfloat16, which Numba does not know
 import ctypes
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,16 @@ PACKAGE = Path(__file__).parent
 TBB = "libtbb.so.12"
 
 
-def load_tbb() -> bool:
-    """Load TBB's library from its wheel, which puts it where no loader looks; False: it is not there.
+def load_tbb() -> None:
+    """Load TBB's library from its wheel, which puts it where no loader looks, if the wheel is there.
 
     Numba, which then finds it loaded, prefers it to OpenMP. A step of OpenMP waits for each of its
     threads, also for one whose CPU another process has; TBB's threads take the work that nobody began.
     """
-    try:
-        files = metadata.files("tbb") or ()
-    except metadata.PackageNotFoundError:
-        return False
-    for file in files:
-        if file.name == TBB:
-            ctypes.CDLL(str(file.locate()))
-            return True
-    return False
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("tbb") or ():
+            if file.name == TBB:
+                ctypes.CDLL(str(file.locate()))
 
 
 load_tbb()

@@ -30,6 +30,7 @@ from loraplex_engine.core import Engine
 from loraplex_engine.importer import DEMO_MODEL, import_model
 from loraplex_engine.messages import Abort, SamplingParams
 from loraplex_engine.offline import NoText, Prompt, generate
+from loraplex_engine.runner import ModelRunner
 from loraplex_kernels.attention import Companies, build_companies, paged_attention
 from loraplex_kernels.warm_up import warm_up
 
@@ -86,7 +87,8 @@ def measure_attention(rounds: int, layers: int) -> None:
 
 def step_ms(engine: Engine, size: int, steps: int) -> dict[str, list[float]]:
     """Milliseconds of steps in which all sequences decode, with companies and without in turns."""
-    decoder: Any = engine.runner.decoder  # type: ignore[attr-defined]  # a ModelRunner's
+    assert isinstance(engine.runner, ModelRunner)
+    decoder: Any = engine.runner.decoder
     forward, is_alone = decoder.forward, False
 
     def watched(batch: Batch, *arguments: Any) -> Any:

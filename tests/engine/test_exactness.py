@@ -18,7 +18,9 @@ from loraplex_engine.messages import SamplingParams
 from loraplex_engine.model import layers
 from loraplex_engine.model.config import read_model_config
 from loraplex_engine.offline import Completion, Offline, Prompt
+from loraplex_engine.runner import ModelRunner
 from loraplex_engine.scheduling.policy import StepPlan
+from loraplex_kernels.device import has_amx
 from loraplex_kernels.lora import apply_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -88,7 +90,9 @@ def count_sequences(offline: Offline, sizes: list[int]) -> None:
 
 def count_spared(offline: Offline, spared: list[int]) -> None:
     """Note the keys of each step that one sequence walks for others."""
-    decoder = offline.engine.runner.decoder  # type: ignore[attr-defined]  # a ModelRunner's
+    runner = offline.engine.runner
+    assert isinstance(runner, ModelRunner)
+    decoder: Any = runner.decoder
     forward = decoder.forward
 
     def counted(batch: Batch, *arguments: Any) -> Any:
@@ -178,7 +182,9 @@ def test_a_system_prompt_that_is_walked_together_gives_the_same_bits(folder: Pat
     with engine(folder, 64, spared=spared) as run:
         run(firsts)
         together = run(asked)
-    assert max(spared) == 96 * ((4 - 1) + (3 - 1) + (2 - 1))
+    # Heads that no tile holds, and CPUs without tiles, have no companies
+    walks = has_amx() and read_model_config(folder).head_dim % 32 == 0
+    assert max(spared) == (96 * ((4 - 1) + (3 - 1) + (2 - 1)) if walks else 0)
     with engine(folder, 64, spared=spared) as run:
         spared.clear()
         solo = [run([prompt])[0] for prompt in asked]

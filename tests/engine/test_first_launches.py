@@ -155,9 +155,9 @@ def test_rows_with_tokens_of_their_own_are_drawn_by_kernels_that_are_there(
     launches: set[Launch], vocab_size: int
 ) -> None:
     """However many an adapter adds to the vocabulary."""
-    silent = SimpleNamespace(forward=lambda *_: Logits(torch.randn(1, vocab_size).bfloat16()))
+    silent: Any = SimpleNamespace(forward=lambda *_: Logits(torch.randn(1, vocab_size).bfloat16()))
     kv = [LayerKv(torch.empty(2, 1, 16, 8), torch.empty(2, 1, 16, 8))]
-    launch_every_kernel(silent, kv, {}, CompilingGpu())  # type: ignore[arg-type]  # it has all that is asked for
+    launch_every_kernel(silent, kv, {}, CompilingGpu())
     ready = set(launches)
     items = [ScheduledTokens(Sequence("r", (1,), way, "acme", 0.0), 0, 1, True) for way in WAYS]
     for more in range(18):

@@ -1,11 +1,10 @@
 """Paged attention on the CPU: equal to the definition, blind to batch and chunk borders."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
+from tests.kernels.paged_step import Step
 
-from loraplex_kernels.attention import paged_attention, reference, rotary_write_kv, write_kv
+from loraplex_kernels.attention import reference, rotary_write_kv, write_kv
 from loraplex_kernels.kv_store import reference as kv_reference
 from loraplex_kernels.testing import assert_close, poisoned
 
@@ -13,31 +12,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 BLOCK = 16
 # (new tokens, tokens in the cache): decodes and prefill chunks of one step
 STEP = ((1, 1), (1, 17), (5, 5), (1, 63), (33, 33), (20, 50), (1, 200), (16, 32))
-
-
-@dataclass
-class Step:
-    """One step's queries over pages that are poisoned wherever no token lies."""
-
-    q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    block_tables: torch.Tensor
-    query_start: torch.Tensor
-    context_lengths: torch.Tensor
-
-    def attend(self, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
-        return paged_attention(
-            self.q,
-            self.k_cache,
-            self.v_cache,
-            self.block_tables,
-            self.query_start,
-            self.context_lengths,
-            0.125,
-            window,
-            softcap,
-        )
 
 
 def make_step(

@@ -7,14 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels.paged_step import SCALE, Step
 
-from loraplex_kernels.attention import (
-    Companies,
-    build_companies,
-    paged_attention,
-    reference,
-    write_kv,
-)
+from loraplex_kernels.attention import Companies, build_companies, reference, write_kv
 from loraplex_kernels.attention.companies import MAX_MEMBERS, STEP
 from loraplex_kernels.testing import assert_close, poisoned
 
@@ -31,24 +26,6 @@ class Flock(NamedTuple):
 
     common: int
     own: list[tuple[int, int]]
-
-
-class Step(NamedTuple):
-    """One step's tables and queries over pages that are poisoned wherever no token lies."""
-
-    q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    block_tables: torch.Tensor
-    query_start: torch.Tensor
-    context_lengths: torch.Tensor
-
-    def companies(self) -> Companies | None:
-        tables = (self.block_tables, self.query_start, self.context_lengths)
-        return build_companies(*(t.numpy() for t in tables), self.k_cache.shape[2])
-
-    def attend(self, companies: Companies | None, window: int | None = None) -> torch.Tensor:
-        return paged_attention(*self, 0.125, window, companies=companies)
 
 
 def make_step(flocks: list[Flock], shape: Shape, seed: int) -> Step:
@@ -126,9 +103,9 @@ def test_who_walks_together_comes_to_the_same_bits_as_alone(
     companies = step.companies()
     if companies is not None:
         check_integrity(step, companies)
-    alone = step.attend(None)
-    assert torch.equal(step.attend(companies), alone)
-    expected = reference.paged_attention(step.q.float(), *step[1:], 0.125)
+    alone = step.attend()
+    assert torch.equal(step.attend(companies=companies), alone)
+    expected = reference.paged_attention(step.q.float(), *step[1:], SCALE)
     assert_close(alone, expected, torch.bfloat16)
 
 
@@ -147,7 +124,7 @@ def test_what_a_company_shares_is_walked_once(members: int, common: int) -> None
     assert companies.spared == shared * (members - walks)
     sizes = np.diff(companies.starts)
     assert sizes.max() - sizes.min() <= 1
-    assert torch.equal(step.attend(companies), step.attend(None))
+    assert torch.equal(step.attend(companies=companies), step.attend())
 
 
 def test_companies_are_those_that_spare_the_most() -> None:
@@ -170,4 +147,4 @@ def test_a_window_is_met_by_each_alone() -> None:
     step = make_step([Flock(128, [(1, 20)] * 4)], Shape(3, 2, 32, 16), seed=0)
     companies = step.companies()
     assert companies is not None
-    assert torch.equal(step.attend(companies, window=40), step.attend(None, window=40))
+    assert torch.equal(step.attend(window=40, companies=companies), step.attend(window=40))

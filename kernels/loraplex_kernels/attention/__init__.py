@@ -6,7 +6,20 @@ from loraplex_kernels.attention.companies import Companies, build_companies
 from loraplex_kernels.device import has_amx, implementation
 from loraplex_kernels.kv_store import rotary_write_kv, write_kv
 
-__all__ = ["Companies", "build_companies", "paged_attention", "rotary_write_kv", "write_kv"]
+__all__ = [
+    "Companies",
+    "build_companies",
+    "has_companies",
+    "paged_attention",
+    "rotary_write_kv",
+    "write_kv",
+]
+
+
+def has_companies(cache: torch.Tensor) -> bool:
+    """Whether attention over a cache runs on AMX tiles, where companies walk together."""
+    is_bf16 = cache.device.type == "cpu" and cache.dtype == torch.bfloat16
+    return is_bf16 and cache.shape[3] % 32 == 0 and has_amx()
 
 
 def paged_attention(
@@ -36,13 +49,7 @@ def paged_attention(
     assert k_cache.shape[2] % 16 == 0
     assert block_tables.dtype == query_start.dtype == context_lengths.dtype == torch.int32
     out: torch.Tensor
-    if (
-        q.device.type == "cpu"
-        and q.dtype == torch.bfloat16
-        and has_amx()
-        and not softcap
-        and q.shape[2] % 32 == 0
-    ):
+    if has_companies(k_cache) and not softcap:
         out = implementation(__name__, "amx").paged_attention(
             q,
             k_cache,

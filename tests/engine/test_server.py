@@ -1,6 +1,7 @@
 """Server and client over a real socket, with a core that only counts."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -9,7 +10,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import zmq.asyncio
 from tests.engine.fake_core import HELLO, CountdownCore
 
 from loraplex_engine import client as client_module
-from loraplex_engine.client import RemoteEngine
+from loraplex_engine.client import GIVE_UP_S, RemoteEngine
 from loraplex_engine.errors import EngineUnavailable, ProtocolError
 from loraplex_engine.messages import (
     Abort,
@@ -68,12 +68,10 @@ async def connected(address: str) -> AsyncIterator[RemoteEngine]:
         await client.close()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> float:
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() < started + timeout_s, "waited in vain"
-        await asyncio.sleep(0.01)
-    return time.monotonic() - started
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (another thread or process)
+            await asyncio.sleep(0.01)
 
 
 async def answer(client: RemoteEngine, asked: Generate) -> list[TokenEvent | Finished]:
@@ -99,17 +97,23 @@ async def test_hello_comes_first_and_statistics_keep_coming(
 ) -> None:
     async with connected(address) as client:
         assert client.hello == HELLO
-        first = client.stats
-        assert first is not None
-        waited_s = await until(lambda: client.stats is not first)
-    assert waited_s < 0.5
+        times_s = list[float]()
+        for _ in range(5):
+            seen = client.stats
+            assert seen is not None
+            times_s.append(seen.engine_clock_s)
+            await until(lambda seen=seen: client.stats not in (None, seen))
+    gaps_s = [after - before for before, after in itertools.pairwise(times_s)]
+    assert min(gaps_s) < 2 * STATS_PERIOD_S  # a busy machine lengthens some of them
 
 
 async def test_closing_the_iterator_aborts(core: CountdownCore, address: str) -> None:
     async with connected(address) as client:
-        async with aclosing(client.generate(request("r", 10_000))) as events:
+        async with aclosing(client.generate(request("r", 100_000))) as events:
             await anext(events)
-        await until(lambda: not core.has_work, timeout_s=1)
+        before = core.num_steps
+        await until(lambda: not core.has_work)
+    assert core.num_steps - before <= 1 / core.step_s
 
 
 async def test_client_that_closes_is_forgotten_within_two_seconds(
@@ -118,7 +122,9 @@ async def test_client_that_closes_is_forgotten_within_two_seconds(
     async with connected(address) as client:
         events = client.generate(request("r", 100_000))
         await anext(events)
-    assert await until(lambda: not core.has_work) < 2
+    before = core.num_steps
+    await until(lambda: not core.has_work)
+    assert core.num_steps - before <= 2 / core.step_s
     with pytest.raises(EngineUnavailable):
         await anext(events)
 
@@ -226,12 +232,11 @@ async def test_killed_engine_fails_its_requests_at_once_and_the_next_one_serves(
         for events in running:
             await anext(events)
         engine.kill()
-        started = time.monotonic()
-        for events in running:
-            with pytest.raises(EngineUnavailable):
-                async for _ in events:
-                    pass
-        assert time.monotonic() < started + 1
+        async with asyncio.timeout(GIVE_UP_S / 2):  # by its end, not by its silence
+            for events in running:
+                with pytest.raises(EngineUnavailable):
+                    async for _ in events:
+                        pass
         assert client.hello is None
         assert client.stats is None
         with pytest.raises(EngineUnavailable):
@@ -244,7 +249,22 @@ async def test_killed_engine_fails_its_requests_at_once_and_the_next_one_serves(
         assert len(await answer(client, request("r0", 3))) == 4
 
 
-async def test_stopped_engine_is_silent_within_two_seconds(
+async def test_an_engine_is_away_after_two_seconds_of_silence(address: str) -> None:
+    now_s = 0.0
+    async with bare_engine(address) as engine:
+        client = RemoteEngine(address, clock=lambda: now_s)
+        await client.start()
+        identity, *_ = await engine.recv_multipart()
+        await engine.send_multipart([identity, MAGIC, encode([HELLO])])
+        await until(lambda: client.hello is not None)
+        now_s = 1.99
+        assert client.hello is not None
+        now_s = 2.0
+        assert client.hello is None
+        await client.close()
+
+
+async def test_stopped_engine_fails_its_requests(
     spawn: Callable[[], "subprocess.Popen[bytes]"], address: str
 ) -> None:
     engine = spawn()
@@ -252,7 +272,7 @@ async def test_stopped_engine_is_silent_within_two_seconds(
         events = client.generate(request("r", 10_000))
         await anext(events)
         engine.send_signal(signal.SIGSTOP)
-        assert await until(lambda: client.hello is None) < 2.2
+        await until(lambda: client.hello is None)
         with pytest.raises(EngineUnavailable):
             async for _ in events:
                 pass
@@ -328,7 +348,7 @@ async def test_a_client_that_was_forgotten_fails_its_requests_and_comes_back(
 async def test_a_poll_that_finds_nothing_is_no_silence(
     core: CountdownCore, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poll, calls = zmq.asyncio.Poller.poll, count()
+    poll, calls = zmq.asyncio.Poller.poll, itertools.count()
 
     async def forgetful(poller: zmq.asyncio.Poller, wait_ms: int) -> list[tuple[Any, int]]:
         return [] if next(calls) % 3 else await poll(poller, wait_ms)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from structlog.testing import capture_logs
 from tests.platform_stand import engine_of
 
 from loraplex_platform.config import Settings
 from loraplex_platform.db.migrations import upgrade
+from loraplex_platform.supervision import child as child_module
 from loraplex_platform.supervision import demo, processes
 from loraplex_platform.supervision.base_model import expected_folder, served_name
 from loraplex_platform.supervision.child import CANNOT_START, Child, ChildCannotStart, Command
@@ -71,12 +73,14 @@ async def test_child_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
     assert time.monotonic() - started_s < 3
 
 
-async def test_stop_does_not_wait_for_a_patient_restart() -> None:
+async def test_stop_does_not_wait_for_a_patient_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "FIRST_DELAY_S", 60.0)
     child = child_of("raise SystemExit(1)")
-    alive = asyncio.create_task(child.keep_alive())
-    await until(lambda: child.restarts >= 2)  # the next delay is 0.8 s
+    with capture_logs() as logs:
+        alive = asyncio.create_task(child.keep_alive())
+        await until(lambda: "process ended" in {log["event"] for log in logs})
     await child.stop()
-    await asyncio.wait_for(alive, 0.5)
+    await asyncio.wait_for(alive, 20)
 
 
 def test_taken_port_names_itself() -> None:

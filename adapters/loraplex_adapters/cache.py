@@ -30,7 +30,7 @@ from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_adapters.slots import SlotTable
 from loraplex_adapters.store import AdapterStore
 from loraplex_adapters.tiers import TierCount, TierStats
-from loraplex_kernels.lora import LoraSlab
+from loraplex_kernels.lora import Slab
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class AdapterCache:
         self._workers = workers or ThreadPoolExecutor(NUM_WORKERS, "adapter-load")
 
     @property
-    def slabs(self) -> Mapping[str, LoraSlab]:
+    def slabs(self) -> Mapping[str, Slab]:
         return self._device.slabs
 
     @property

@@ -37,6 +37,11 @@ class ProjectionSpec:
         return tuple(s.out_features for s in self.slices)
 
 
+def row_elements(projections: Iterable[ProjectionSpec]) -> int:
+    """Of one rank of all slices: a row of A and a column of B each."""
+    return sum(each.in_features + width for each in projections for width in each.slice_widths)
+
+
 class ModuleShape(NamedTuple):
     """What a module maps onto what; an embedding maps token ids, a norm its features onto themselves."""
 

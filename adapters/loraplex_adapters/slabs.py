@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from loraplex_adapters.layout import ProjectionSpec
+from loraplex_adapters.layout import ProjectionSpec, row_elements
 from loraplex_adapters.loader import AdapterWeights
+from loraplex_adapters.packed_memory import PackedMemory
 from loraplex_adapters.slot_extras import SlotExtras, place_extras
-from loraplex_kernels.lora import LoraSlab
+from loraplex_kernels.lora import LoraSlab, PackedSlab, Slab
 
 
 class PlacedAdapter(NamedTuple):
@@ -17,11 +18,12 @@ class PlacedAdapter(NamedTuple):
 
     weights: AdapterWeights
     extras: SlotExtras | None
+    starts: Sequence[int]  # of its slices in packed memory, where slabs are packed
 
 
 class DeviceSlabs:
-    """All slabs of a model. Their ranks and scales are windows of two flat tensors, so that
-    publishing a slot is three writes, however many layers there are."""
+    """All slabs of a model. Their ranks, scales and (if packed) starts are windows of flat tensors,
+    so that publishing a slot is three writes, however many layers there are."""
 
     def __init__(
         self,
@@ -35,13 +37,17 @@ class DeviceSlabs:
     ) -> None:
         self.device = device
         self._projections = tuple(projections)
+        self.num_bytes = num_rows * row_elements(projections) * dtype.itemsize
+        is_packed = PackedMemory.serves(projections, dtype, device)
+        self._packed = PackedMemory(projections, num_rows) if is_packed else None
         sizes = [_aligned(num_slots * len(projection.slices)) for projection in projections]
         self._row_start = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self._starts = torch.zeros(sum(sizes), dtype=torch.int64)
         self._ranks = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         self._scales = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         self._offsets: list[int] = []  # in the flat tensors, of slot 0 of each slice
         self._strides: list[int] = []  # from one slot to the next
-        self.slabs: dict[str, LoraSlab] = {}
+        self.slabs: dict[str, Slab] = {}
         self.extras: dict[int, SlotExtras] = {}  # of the published slots that have any
         position = 0
         for projection, size in zip(projections, sizes, strict=True):
@@ -50,23 +56,17 @@ class DeviceSlabs:
             self._offsets += range(position, position + width)
             self._strides += [width] * width
             position += size
-            slab = LoraSlab.empty(
-                projection.in_features,
-                projection.slice_widths,
-                num_rows,
-                self._row_start,
-                dtype,
-                max_rank,
+            starts, rank, scale = (
+                flat[window].view(num_slots, width)
+                for flat in (self._starts, self._ranks, self._scales)
             )
-            self.slabs[projection.name] = replace(
-                slab,
-                rank=self._ranks[window].view(num_slots, width),
-                scale=self._scales[window].view(num_slots, width),
-            )
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(slab.a.nbytes + sum(b.nbytes for b in slab.b) for slab in self.slabs.values())
+            shape = projection.in_features, projection.slice_widths
+            if self._packed is not None:
+                slab: Slab = PackedSlab(*shape, self._packed.elements, starts, rank, scale)
+            else:
+                empty = LoraSlab.empty(*shape, num_rows, self._row_start, dtype, max_rank)
+                slab = replace(empty, rank=rank, scale=scale)
+            self.slabs[projection.name] = slab
 
     def fence(self) -> torch.cuda.Event | None:
         """A mark behind all steps launched so far: what they read may be overwritten after it."""
@@ -94,7 +94,7 @@ class DeviceSlabs:
 
     def publish(self, slot: int, row_start: int, placed: PlacedAdapter) -> None:
         """From the next step on, tokens of this slot use these rows."""
-        weights, extras = placed
+        weights, extras, starts = placed
         if extras is not None:
             self.extras[slot] = extras
         pieces = [piece for projection in self._projections for piece in projection.slices]
@@ -106,7 +106,10 @@ class DeviceSlabs:
         scales = torch.tensor([f.scale if f else 0.0 for f in found], dtype=torch.float32)
         self._ranks[index] = self._moved(ranks)
         self._scales[index] = self._moved(scales)
-        self._row_start[slot] = row_start
+        if self._packed is not None:
+            self._starts[index] = torch.tensor(starts)
+        else:
+            self._row_start[slot] = row_start
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """On the device, without waiting for the step in flight."""
@@ -119,15 +122,24 @@ class DeviceSlabs:
         self.extras.pop(slot, None)
 
     def _copy(self, weights: AdapterWeights, row_start: int) -> PlacedAdapter:
+        starts: Sequence[int] = ()
+        if self._packed is not None:
+            starts = self._packed.put(weights, row_start)
+        else:
+            self._put(weights, row_start)
+        extras = None
+        if weights.extras:
+            extras = place_extras(weights.extras, self._projections, self.device)
+        return PlacedAdapter(weights, extras, starts)
+
+    def _put(self, weights: AdapterWeights, row_start: int) -> None:
         for projection in self._projections:
             slab = self.slabs[projection.name]
+            assert isinstance(slab, LoraSlab)
             for i, piece in enumerate(projection.slices):
                 factors = weights.modules.get(piece.module)
                 if factors is not None:
                     slab.put(i, row_start, factors.a, factors.b)
-        if not weights.extras:
-            return PlacedAdapter(weights, None)
-        return PlacedAdapter(weights, place_extras(weights.extras, self._projections, self.device))
 
 
 def _aligned(num_elements: int) -> int:

@@ -8,7 +8,7 @@ from loraplex_adapters.report import ParityCheck
 from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_adapters.tiers import TierStats
 from loraplex_engine.scheduling.policy import AdapterSlots
-from loraplex_kernels.lora import LoraSlab
+from loraplex_kernels.lora import Slab
 
 
 class LoadOutcome(Protocol):
@@ -36,7 +36,7 @@ class AdapterTier(AdapterSlots, Protocol):
     """Device slots and what lies below them. Implemented by loraplex_adapters.cache.AdapterCache."""
 
     @property
-    def slabs(self) -> Mapping[str, LoraSlab]:
+    def slabs(self) -> Mapping[str, Slab]:
         """The slab of each fused projection, by its name in the model's layout."""
         ...
 

@@ -18,7 +18,7 @@ from loraplex_engine.sampler import Sampler
 from loraplex_engine.scheduling.policy import ScheduledTokens, StepPlan
 from loraplex_engine.sequence import Sequence
 from loraplex_kernels.gpu_configs import MAX_FEW_TOKENS
-from loraplex_kernels.lora import LoraSlab
+from loraplex_kernels.lora import Slab
 
 # Sequences, and tokens of each: a decode, a prompt, prompts that fill longer chunks
 STEPS = ((1, 1), (1, 2), (MAX_FEW_TOKENS // 2 + 1, 2))
@@ -31,7 +31,7 @@ DIVISOR = 16
 
 @torch.inference_mode()
 def launch_every_kernel(
-    decoder: Decoder, kv: list[LayerKv], slabs: Mapping[str, LoraSlab], device: Device
+    decoder: Decoder, kv: list[LayerKv], slabs: Mapping[str, Slab], device: Device
 ) -> None:
     """Compute a few steps of nobody, on block 0 and on slot 0, which nobody may use yet."""
     adapter = "any" if any(len(slab.rank) for slab in slabs.values()) else None

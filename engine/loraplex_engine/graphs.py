@@ -17,7 +17,7 @@ from loraplex_engine.device import Device, Graph, LayerKv
 from loraplex_engine.model.decoder import Decoder
 from loraplex_engine.packing import Layout
 from loraplex_kernels.gpu_configs import CHUNK_ROWS
-from loraplex_kernels.lora import LoraSegments, LoraSlab
+from loraplex_kernels.lora import LoraSegments, Slab
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # streams
 MAX_CHUNK = CHUNK_ROWS["few"]
@@ -105,7 +105,7 @@ class DecodeGraphs:
         self,
         decoder: Decoder,
         kv: list[LayerKv],
-        slabs: Mapping[str, LoraSlab],
+        slabs: Mapping[str, Slab],
         device: Device,
         limits: GraphLimits,
     ) -> None:

@@ -10,7 +10,14 @@ import numpy as np
 import torch
 
 from loraplex_adapters.extras import BaseTensors, EmbeddingExtras, LinearExtras, TokenRows
-from loraplex_adapters.layout import EMBEDDING, HEAD, BaseModel, ProjectionSpec, SliceSpec
+from loraplex_adapters.layout import (
+    EMBEDDING,
+    HEAD,
+    BaseModel,
+    ProjectionSpec,
+    SliceSpec,
+    row_elements,
+)
 from loraplex_adapters.loader import AdapterWeights
 from loraplex_adapters.self_tests import Figures
 from loraplex_adapters.slabs import DeviceSlabs
@@ -50,9 +57,7 @@ class ParityTest:
         self._device = device
         self._kv_shape = kv_shape
         self._pace = pace
-        self._row_bytes = kv_shape.dtype.itemsize * sum(
-            len(spec.slices) * spec.in_features + sum(spec.slice_widths) for spec in projections
-        )
+        self._row_bytes = kv_shape.dtype.itemsize * row_elements(projections)
         self._tolerance = TOLERANCE[kv_shape.dtype] if tolerance is None else tolerance
 
     def __call__(self, weights: AdapterWeights) -> Figures:

@@ -113,28 +113,12 @@ def tile_shapes(typingctx: Any, first: Any, second: Any) -> Any:
 
 @intrinsic
 def tile_layout(typingctx: Any, rows: Any, inner: Any, columns: Any) -> Any:
-    """Configure the tiles for whole products, 4 @ 6 into 0, 2 and 3, and a partial one, 5 @ 7 into 1.
-
-    All left factors and sums have `rows`; the partial product sums `inner` pairs (1-16) and has
-    `columns` (1-16).
-    """
+    """Configure the tiles: left factors of so many rows, right ones of `inner` pairs and `columns`."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         rows, inner, columns = (builder.trunc(count, I8) for count in arguments)
-        whole, narrow = I8(64), builder.mul(columns, I8(4))
-        _configure(
-            builder,
-            [
-                (rows, whole),
-                (rows, narrow),
-                (rows, whole),
-                (rows, whole),
-                (rows, whole),
-                (rows, builder.mul(inner, I8(4))),
-                (I8(16), whole),
-                (inner, narrow),
-            ],
-        )
+        depth, width = (builder.mul(count, I8(4)) for count in (inner, columns))
+        _configure(builder, [(rows, width)] * 4 + [(rows, depth)] * 2 + [(inner, width)] * 2)
         return context.get_dummy_value()
 
     return types.none(types.int64, types.int64, types.int64), codegen

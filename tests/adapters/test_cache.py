@@ -117,12 +117,12 @@ def check_slabs(cache: AdapterCache, store: AdapterStore) -> None:
             slab = cache.slabs[projection.name]
             for i, piece in enumerate(projection.slices):
                 factors = weights.modules.get(piece.module)
-                rank, start = int(slab.rank[slot, i]), int(slab.row_start[slot])
-                assert rank == (factors.rank if factors else 0)
+                assert int(slab.rank[slot, i]) == (factors.rank if factors else 0)
                 if factors:
                     assert float(slab.scale[slot, i]) == pytest.approx(factors.scale)
-                    assert torch.equal(slab.a[i, start : start + rank], factors.a)
-                    assert torch.equal(slab.b[i][start : start + rank], factors.b)
+                    a, b = slab.factors(i, slot)
+                    assert torch.equal(a, factors.a)
+                    assert torch.equal(b, factors.b)
 
 
 def test_loaded_version_is_resident_only_after_poll(

@@ -11,10 +11,14 @@ import numba
 import numpy as np
 import torch
 
+from loraplex_adapters.extras import LoraFactors
+from loraplex_adapters.layout import ProjectionSpec, SliceSpec
+from loraplex_adapters.loader import AdapterWeights
+from loraplex_adapters.slabs import DeviceSlabs
 from loraplex_kernels.activation import silu_and_multiply
 from loraplex_kernels.attention import paged_attention, rotary_write_kv
 from loraplex_kernels.linear import linear, pack_weight
-from loraplex_kernels.lora import LoraSlab, apply_lora, build_segments
+from loraplex_kernels.lora import apply_lora, build_segments
 from loraplex_kernels.norm import rms_norm
 from loraplex_kernels.warm_up import warm_up
 
@@ -58,24 +62,48 @@ def bench_attention(what: str, num_seqs: int, new: int, context: int) -> None:
     report(what, ms, 2 * caches[0][0].nbytes if new == 1 else None)
 
 
+def filled_slabs(num_adapters: int, rank: int) -> DeviceSlabs:
+    layout = [
+        ProjectionSpec(
+            f"{layer}.{name}",
+            in_features,
+            tuple(SliceSpec(f"{layer}.{name}.{i}", width) for i, width in enumerate(widths)),
+        )
+        for layer in range(LAYERS)
+        for name, (in_features, widths) in PROJECTIONS.items()
+    ]
+    slabs = DeviceSlabs(
+        layout,
+        num_slots=num_adapters,
+        num_rows=num_adapters * rank,
+        dtype=BF16,
+        device=torch.device("cpu"),
+    )
+    for slot in range(num_adapters):
+        modules = {
+            piece.module: LoraFactors(
+                torch.randn(rank, each.in_features).to(BF16),
+                torch.randn(rank, piece.out_features).to(BF16),
+                1.0,
+            )
+            for each in layout
+            for piece in each.slices
+        }
+        placed = slabs.write(AdapterWeights(modules), slot * rank, None)
+        slabs.publish(slot, slot * rank, placed)
+    return slabs
+
+
 def bench_lora(num_tokens: int, num_adapters: int, rank: int = 16) -> None:
     slots = (np.arange(num_tokens) % num_adapters).astype(np.int32)
     segments = build_segments(slots)
     assert segments is not None
+    slabs = filled_slabs(num_adapters, rank).slabs
     for name, (in_features, widths) in PROJECTIONS.items():
-        slabs = []
-        for _ in range(LAYERS):
-            row_start = torch.arange(num_adapters, dtype=torch.int32) * rank
-            slab = LoraSlab.empty(in_features, widths, num_adapters * rank, row_start, BF16)
-            slab.rank.fill_(rank)
-            slab.scale.fill_(1.0)
-            for weights in (slab.a, *slab.b):
-                weights.normal_()  # untouched zeros would all be one page
-            slabs.append(slab)
         x = torch.randn(num_tokens, in_features).to(BF16)
         y = torch.randn(num_tokens, sum(widths)).to(BF16)
-        ms = layer_ms(lambda i: apply_lora(y, x, slabs[i], segments))  # noqa: B023 (called at once)
-        num_bytes = slabs[0].a.nbytes + sum(b.nbytes for b in slabs[0].b)
+        ms = layer_ms(lambda layer: apply_lora(y, x, slabs[f"{layer}.{name}"], segments))  # noqa: B023 (called at once)
+        num_bytes = 2 * num_adapters * rank * (len(widths) * in_features + sum(widths))
         report(f"lora {name}, {num_tokens} tokens, {num_adapters} of rank {rank}", ms, num_bytes)
 
 

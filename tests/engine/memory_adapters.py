@@ -9,7 +9,7 @@ from loraplex_adapters.slot_extras import SlotExtras
 from loraplex_adapters.tiers import TierStats
 from loraplex_engine.adapter_tier import Vocabularies
 from loraplex_engine.scheduling.policy import AdapterState
-from loraplex_kernels.lora import LoraSlab
+from loraplex_kernels.lora import Slab
 
 
 class Outcome(NamedTuple):
@@ -39,7 +39,7 @@ class MemoryAdapters:
         self.versions = versions
         self.polls = polls
         self.users: dict[str, int] = {}
-        self.slabs: Mapping[str, LoraSlab] = {}
+        self.slabs: Mapping[str, Slab] = {}
         self.extras: Mapping[int, SlotExtras] = {}
         self.stats: tuple[TierStats, ...] = ()
         self.tokens: Vocabularies = NoTokens()

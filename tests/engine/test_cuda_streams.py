@@ -12,6 +12,7 @@ from loraplex_adapters.layout import ProjectionSpec, SliceSpec
 from loraplex_adapters.loader import AdapterWeights
 from loraplex_adapters.slabs import DeviceSlabs
 from loraplex_engine.device import Device, KvShape, LayerKv
+from loraplex_kernels.lora import LoraSlab
 
 
 @pytest.fixture
@@ -61,7 +62,9 @@ def test_an_adapter_is_written_behind_the_steps_that_may_still_read_its_rows(
         "stream 1: o_proj is copied",
         "the caller waits for stream 1",
     ]
-    assert torch.equal(slabs.slabs["layers.0.o"].a[0, 1:], factors.a)
+    slab = slabs.slabs["layers.0.o"]
+    assert isinstance(slab, LoraSlab)
+    assert torch.equal(slab.a[0, 1:], factors.a)
 
 
 class Noted(dict[str, LoraFactors]):

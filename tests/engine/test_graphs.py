@@ -1,5 +1,6 @@
 """What the runner does on a GPU, on a device that pretends: graphs, packed tables, copies beside steps."""
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,9 @@ from tests.engine.fake_gpu import FakeGpu
 from tests.engine.memory_adapters import MemoryAdapters
 from tests.engine.tiny import ALL_MODULES, make_adapter, make_model
 
-from loraplex_adapters.layout import BaseModel
+from loraplex_adapters.extras import LoraFactors
+from loraplex_adapters.layout import BaseModel, ProjectionSpec
+from loraplex_adapters.loader import AdapterWeights
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.slabs import DeviceSlabs
 from loraplex_adapters.slot_extras import SlotExtras
@@ -90,6 +93,21 @@ def model(config: EngineConfig) -> LoadedModel:
     return load_model(config)
 
 
+def random_weights(projections: Iterable[ProjectionSpec], rank: int) -> AdapterWeights:
+    def factor(width: int) -> torch.Tensor:
+        return torch.randn(rank, width, dtype=torch.bfloat16).mul_(0.1)
+
+    return AdapterWeights(
+        {
+            piece.module: LoraFactors(
+                factor(projection.in_features), factor(piece.out_features), 0.5
+            )
+            for projection in projections
+            for piece in projection.slices
+        }
+    )
+
+
 @pytest.fixture(scope="module")
 def graphed(model: LoadedModel) -> Graphed:
     torch.manual_seed(1)
@@ -101,13 +119,9 @@ def graphed(model: LoadedModel) -> Graphed:
         dtype=torch.bfloat16,
         device=device.torch_device,
     )
-    starts = torch.tensor([0, *np.cumsum(RANKS)[:-1]])
-    for slab in slabs.slabs.values():
-        slab.row_start.copy_(starts)
-        slab.rank.copy_(torch.tensor(RANKS)[:, None].expand_as(slab.rank))
-        slab.scale.fill_(0.5)
-        for factor in (slab.a, *slab.b):
-            factor.normal_(std=0.1)
+    for slot, rank in enumerate(RANKS):
+        weights = random_weights(projection_layout(shape), rank)
+        slabs.publish(slot, sum(RANKS[:slot]), slabs.write(weights, sum(RANKS[:slot]), None))
     kv_shape = KvShape(shape.num_layers, shape.num_kv_heads, BLOCK, shape.head_dim, torch.bfloat16)
     kv = device.allocate_kv(kv_shape, 20 * WIDTH + 1)
     for layer in kv:

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex_kernels.lora import LoraSlab, apply_lora, build_segments, reference
+from loraplex_kernels.device import has_amx
+from loraplex_kernels.lora import (
+    LoraSlab,
+    PackedSlab,
+    Slab,
+    apply_lora,
+    build_segments,
+    pack,
+    reference,
+)
 from loraplex_kernels.testing import NUM_TOKENS, RANKS, assert_close, token_slots
 
 NUM_SLOTS = len(RANKS)
@@ -30,11 +39,38 @@ def filled_slab(in_features: int, widths: tuple[int, ...], dtype: torch.dtype) -
     return slab
 
 
-def inputs(num_tokens: int, slab: LoraSlab) -> tuple[torch.Tensor, torch.Tensor]:
+def kinds_of(slab: LoraSlab) -> list[Slab]:
+    """The slab, and what a CPU with tiles has instead."""
+    serves = PackedSlab.serves(slab.in_features, slab.slice_widths)
+    if slab.dtype == torch.bfloat16 and serves and has_amx():
+        return [slab, packed(slab)]
+    return [slab]
+
+
+def packed(slab: LoraSlab) -> PackedSlab:
+    """The same adapters, the last one first, among NaN."""
+    memory = [torch.full((7,), float("nan"), dtype=slab.dtype)]
+    start = torch.zeros(slab.rank.shape, dtype=torch.int64)
+    for slot in reversed(range(len(start))):
+        for s in range(len(slab.slice_widths)):
+            start[slot, s] = sum(map(len, memory))
+            a, b = slab.factors(s, slot)
+            memory.append(pack(a, b) if len(a) else memory[0])
+    memory.append(memory[0])
+    made = PackedSlab(
+        slab.in_features, slab.slice_widths, torch.cat(memory), start, slab.rank, slab.scale
+    )
+    for slot, s in np.argwhere(slab.rank.numpy() > 0):
+        for factor, same in zip(slab.factors(s, slot), made.factors(s, slot), strict=True):
+            assert torch.equal(factor, same)
+    return made
+
+
+def inputs(num_tokens: int, slab: Slab) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, slab.in_features, generator=generator)
     y = torch.randn(num_tokens, sum(slab.slice_widths), generator=generator)
-    return x.to(slab.a.dtype), y.to(slab.a.dtype)
+    return x.to(slab.dtype), y.to(slab.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,29 +81,31 @@ def test_equals_the_definition(
     mix: str, num_tokens: int, in_features: int, widths: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     slab = filled_slab(in_features, widths, dtype)
-    x, y = inputs(num_tokens, slab)
+    x, before = inputs(num_tokens, slab)
     slots = token_slots(mix, num_tokens, NUM_SLOTS, seed=7)
-    expected = reference.apply_lora(y.float(), x, slab, torch.from_numpy(slots))
+    expected = reference.apply_lora(before.float(), x, slab, torch.from_numpy(slots))
     segments = build_segments(slots)
-    if segments is not None:
-        apply_lora(y, x, slab, segments)
-    assert_close(y, expected, dtype)
+    for kind in kinds_of(slab):
+        y = before.clone()
+        if segments is not None:
+            apply_lora(y, x, kind, segments)
+        assert_close(y, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("in_features", [72, 96])
 def test_a_token_does_not_depend_on_its_neighbours(dtype: torch.dtype, in_features: int) -> None:
-    slab = filled_slab(in_features, (96, 48, 48), dtype)
-    x, y = inputs(63, slab)
     slots = token_slots("random", 63, NUM_SLOTS, seed=1)
-    together = y.clone()
-    apply_lora(together, x, slab, build_segments(slots, max_chunk=16))  # type: ignore[arg-type]
-    for i in np.flatnonzero(slots >= 0):
-        alone = y[i : i + 1].clone()
-        segments = build_segments(slots[i : i + 1], max_chunk=4)
-        assert segments is not None
-        apply_lora(alone, x[i : i + 1], slab, segments)
-        assert torch.equal(alone[0], together[i])
+    for slab in kinds_of(filled_slab(in_features, (96, 48, 48), dtype)):
+        x, y = inputs(63, slab)
+        together = y.clone()
+        apply_lora(together, x, slab, build_segments(slots, max_chunk=16))  # type: ignore[arg-type]
+        for i in np.flatnonzero(slots >= 0):
+            alone = y[i : i + 1].clone()
+            segments = build_segments(slots[i : i + 1], max_chunk=4)
+            assert segments is not None
+            apply_lora(alone, x[i : i + 1], slab, segments)
+            assert torch.equal(alone[0], together[i])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,12 +129,14 @@ def test_every_rank_reads_its_own_rows_alone(rank: int, dtype: torch.dtype) -> N
             assert torch.equal(put_a, a.to(dtype))
             assert torch.equal(put_b, b.to(dtype))
     slots = np.array([0] * 21 + [1, -1] * 4 + [1] + [0] * 3, np.int32)
-    x, y = inputs(len(slots), slab)
-    expected = reference.apply_lora(y.float(), x, slab, torch.from_numpy(slots))
+    x, before = inputs(len(slots), slab)
+    expected = reference.apply_lora(before.float(), x, slab, torch.from_numpy(slots))
     segments = build_segments(slots)
     assert segments is not None
-    apply_lora(y, x, slab, segments)
-    assert_close(y, expected, dtype)
+    for kind in kinds_of(slab):
+        y = before.clone()
+        apply_lora(y, x, kind, segments)
+        assert_close(y, expected, dtype)
 
 
 def test_tokens_without_adapter_and_columns_outside_keep_their_bits() -> None:

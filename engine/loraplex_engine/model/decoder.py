@@ -20,7 +20,7 @@ from loraplex_engine.model.rotary import Rope, RotaryTable
 from loraplex_engine.model.weights import Checkpoint
 from loraplex_kernels.attention import paged_attention, rotary_write_kv
 from loraplex_kernels.linear import PackedWeight, int8_layout, pack_weight
-from loraplex_kernels.lora import LoraSlab
+from loraplex_kernels.lora import Slab
 
 
 class NormNames(NamedTuple):
@@ -211,7 +211,7 @@ class Decoder:
         self,
         batch: Batch,
         kv: list[LayerKv],
-        slabs: Mapping[str, LoraSlab],
+        slabs: Mapping[str, Slab],
         extras: Mapping[int, SlotExtras],
     ) -> Logits | None:
         """Logits of the rows that sample, and the new KV written in place; None if no row samples."""

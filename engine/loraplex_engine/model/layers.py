@@ -14,7 +14,7 @@ from loraplex_engine.model.extras import (
     rows_with_extras,
 )
 from loraplex_kernels.linear import PackedWeight, linear
-from loraplex_kernels.lora import Int32Array, LoraSegments, LoraSlab, apply_lora
+from loraplex_kernels.lora import Int32Array, LoraSegments, Slab, apply_lora
 from loraplex_kernels.norm import rms_norm
 
 
@@ -23,7 +23,7 @@ class Lora:
     """The adapters of some rows of a step: which row has which slot, and the weights of the slots."""
 
     segments: LoraSegments
-    slabs: Mapping[str, LoraSlab]
+    slabs: Mapping[str, Slab]
     extras: Mapping[int, SlotExtras]
     device: torch.device
     own: tuple[RowExtras, ...]  # mostly empty: then nothing is done for it
@@ -31,7 +31,7 @@ class Lora:
     @staticmethod
     def of(
         segments: LoraSegments | None,
-        slabs: Mapping[str, LoraSlab],
+        slabs: Mapping[str, Slab],
         extras: Mapping[int, SlotExtras],
         device: torch.device,
     ) -> "Lora | None":

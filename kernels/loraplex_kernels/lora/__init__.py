@@ -3,13 +3,25 @@
 import torch
 
 from loraplex_kernels.device import implementation
+from loraplex_kernels.lora.packed import PackedSlab, pack
 from loraplex_kernels.lora.segments import Int32Array, LoraSegments, build_segments
 from loraplex_kernels.lora.slab import LoraSlab
 
-__all__ = ["Int32Array", "LoraSegments", "LoraSlab", "apply_lora", "build_segments"]
+__all__ = [
+    "Int32Array",
+    "LoraSegments",
+    "LoraSlab",
+    "PackedSlab",
+    "Slab",
+    "apply_lora",
+    "build_segments",
+    "pack",
+]
+
+Slab = LoraSlab | PackedSlab
 
 
-def apply_lora(y: torch.Tensor, x: torch.Tensor, slab: LoraSlab, segments: LoraSegments) -> None:
+def apply_lora(y: torch.Tensor, x: torch.Tensor, slab: Slab, segments: LoraSegments) -> None:
     """Add each token's adapter to y in place; tokens in no segment are untouched.
 
     y: [num_tokens, sum(slice_widths)], x: [num_tokens, in_features], both contiguous in their last
@@ -19,6 +31,6 @@ def apply_lora(y: torch.Tensor, x: torch.Tensor, slab: LoraSlab, segments: LoraS
     assert x.shape[1] == slab.in_features
     assert y.stride(1) == 1
     assert x.stride(1) == 1
-    assert x.dtype == y.dtype == slab.a.dtype
-    kind = "amx" if slab.is_packed else y.device.type
+    assert x.dtype == y.dtype == slab.dtype
+    kind = "amx" if isinstance(slab, PackedSlab) else y.device.type
     implementation(__name__, kind).apply_lora(y, x, slab, segments)

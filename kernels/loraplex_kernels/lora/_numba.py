@@ -20,9 +20,7 @@ from loraplex_kernels._numba import (
     store_row,
 )
 from loraplex_kernels.lora.segments import LoraSegments
-from loraplex_kernels.lora.slab import LoraSlab
-
-MAX_SLICES = 3
+from loraplex_kernels.lora.slab import MAX_SLICES, LoraSlab
 
 
 @piece

@@ -15,9 +15,8 @@ from loraplex_kernels.gpu_configs import (
     rank_class,
 )
 from loraplex_kernels.lora.segments import LoraSegments
-from loraplex_kernels.lora.slab import LoraSlab
+from loraplex_kernels.lora.slab import MAX_SLICES, LoraSlab
 
-MAX_SLICES = 3
 VARYING = (  # from step to step, or from projection to projection: one compiled kernel serves all
     "num_rows",
     "num_lora_tokens",

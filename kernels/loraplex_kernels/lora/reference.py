@@ -2,11 +2,11 @@
 
 import torch
 
-from loraplex_kernels.lora.slab import LoraSlab
+from loraplex_kernels.lora import Slab
 
 
 def apply_lora(
-    y: torch.Tensor, x: torch.Tensor, slab: LoraSlab, token_slots: torch.Tensor
+    y: torch.Tensor, x: torch.Tensor, slab: Slab, token_slots: torch.Tensor
 ) -> torch.Tensor:
     """y + scale * (x A^T) B for each token's own slot and each slice; slot -1 adds nothing.
 

@@ -2,16 +2,16 @@
 
 Ranks are rows of an arena: an adapter of rank r takes r consecutive rows, the same rows in every
 slab, so a wide adapter costs its own width and nobody else's. B is stored transposed, so both
-factors are rows of contiguous memory. For a CPU's tiles the rows of a factor are packed (`_packing`).
+factors are rows of contiguous memory. For a CPU's tiles there is `PackedSlab`.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from loraplex_kernels.device import has_amx
-from loraplex_kernels.lora._packing import pack_a, pack_b, unpacked
 from loraplex_kernels.memory import sparse_zeros
+
+MAX_SLICES = 3  # of a fused projection: q, k and v
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +35,19 @@ class LoraSlab:
         return self.a.shape[2]
 
     @property
-    def is_packed(self) -> bool:
-        """Whether a factor lies in its rows in the order of a CPU's tiles."""
-        return (
-            self.a.dtype == torch.bfloat16
-            and self.a.device.type == "cpu"
-            and self.in_features % 32 == 0
-            and all(width % 16 == 0 for width in self.slice_widths)
-            and has_amx()
-        )
+    def dtype(self) -> torch.dtype:
+        return self.a.dtype
 
     def put(self, s: int, row: int, a: torch.Tensor, b: torch.Tensor) -> None:
         """Write slice s of an adapter into its rows: a [rank, in_features], b [rank, width]."""
         rows = slice(row, row + len(a))
-        if self.is_packed:
-            a, b = pack_a(a), pack_b(b)
         self.a[s, rows].copy_(a, non_blocking=True)
         self.b[s][rows].copy_(b, non_blocking=True)
 
     def factors(self, s: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What `put` was given."""
         row, rank = int(self.row_start[slot]), int(self.rank[slot, s])
-        a, b = self.a[s, row : row + rank], self.b[s][row : row + rank]
-        if self.is_packed:
-            a, b = unpacked(a, pack_a), unpacked(b, pack_b)
-        return a, b
+        return self.a[s, row : row + rank], self.b[s][row : row + rank]
 
     @staticmethod
     def empty(

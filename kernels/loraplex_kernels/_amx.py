@@ -112,6 +112,19 @@ def tile_shapes(typingctx: Any, first: Any, second: Any) -> Any:
 
 
 @intrinsic
+def tile_lanes(typingctx: Any, lanes: Any, columns: Any) -> Any:
+    """Configure the tiles: 2 and 3 have a row for each lane; 0, 1 and 5 so many columns."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes, columns = (builder.trunc(count, I8) for count in arguments)
+        keys, dims = (I8(16), builder.mul(columns, I8(4))), (I8(16), I8(64))
+        _configure(builder, [keys, keys, *[(lanes, I8(64))] * 2, dims, keys, dims, dims])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
 def tile_layout(typingctx: Any, rows: Any, inner: Any, columns: Any) -> Any:
     """Configure the tiles: left factors of so many rows, right ones of `inner` pairs and `columns`."""
 

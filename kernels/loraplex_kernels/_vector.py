@@ -112,14 +112,63 @@ def _as_bf16(builder: Any, value: Any) -> Any:
     return builder.bitcast(builder.shl(_rounded(builder, value), _words(16)), FLOATS)
 
 
-def _zip(builder: Any, first: Any, second: Any, address: Any) -> None:
-    """16 elements of two rows of bfloat16, pair by pair."""
-    rows = (
-        builder.load(builder.inttoptr(r, HALVES.as_pointer()), align=2) for r in (first, second)
-    )
-    low, high = (builder.zext(row, WORDS) for row in rows)
-    words = builder.or_(low, builder.shl(high, _words(16)))
-    builder.store(words, builder.inttoptr(address, WORDS.as_pointer()), align=4)
+def _interleave(builder: Any, first: Any, second: Any, address: Any, num_bytes: Any) -> None:
+    """32 elements of two rows of bfloat16, pair by pair: of each eight the first four pairs go to the
+    address, the others num_bytes further. What processors do in two instructions; `_in_order` undoes it."""
+    long = ir.VectorType(ir.IntType(16), 2 * LANES)
+    rows = [builder.load(builder.inttoptr(r, long.as_pointer()), align=2) for r in (first, second)]
+    for at, place in ((0, address), (4, builder.add(address, num_bytes))):
+        mask = [
+            8 * eight + at + i + 32 * row for eight in range(4) for i in range(4) for row in (0, 1)
+        ]
+        order = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), mask)
+        pairs = builder.shuffle_vector(*rows, order)
+        builder.store(pairs, builder.inttoptr(place, long.as_pointer()), align=4)
+
+
+def _in_order(half: int) -> Build:
+    """Of the columns that `_interleave` made: elements 0-15 of a row, or 16-31."""
+    mask = [
+        4 * (2 * half + eight) + i + LANES * four
+        for eight in (0, 1)
+        for four in (0, 1)
+        for i in range(4)
+    ]
+
+    def build(builder: Any, first: Any, second: Any) -> Any:
+        return builder.shuffle_vector(first, second, ir.Constant(WORDS, mask))
+
+    return build
+
+
+def _every_fourth(lane: int) -> Build:
+    """Lane `lane` of [16, 4] words at an address: one vector."""
+
+    def build(builder: Any, address: Any) -> Any:
+        rows = [_load(builder, builder.add(address, ir.IntType(64)(64 * i))) for i in range(4)]
+        picks = ir.Constant(WORDS, [4 * (i % 8) + lane for i in range(LANES)])
+        halves = [builder.shuffle_vector(*rows[i : i + 2], picks) for i in (0, 2)]
+        return builder.shuffle_vector(*halves, ir.Constant(WORDS, [*range(8), *range(16, 24)]))
+
+    return build
+
+
+def _from(builder: Any, first: Any) -> Any:
+    """first, first + 1, ..., as far as float32 counts."""
+    place = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), first, ir.IntType(32)(0))
+    start = builder.shuffle_vector(place, ir.Constant(FLOATS, ir.Undefined), _words(0))
+    return builder.fadd(start, ir.Constant(FLOATS, [float(i) for i in range(LANES)]))
+
+
+def _greatest(builder: Any, value: Any) -> Any:
+    """Of all lanes, in each."""
+    kind = ir.FunctionType(FLOATS, [FLOATS, FLOATS])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.maxnum.v16f32")
+    for width in (8, 4, 2, 1):
+        order = [(lane + width) % LANES for lane in range(LANES)]
+        moved = builder.shuffle_vector(value, value, ir.Constant(WORDS, order))
+        value = builder.call(function, [value, moved])
+    return value
 
 
 def _splat(builder: Any, value: Any) -> Any:
@@ -179,7 +228,11 @@ load_bf16 = _make(vector(i64), _load_bf16)
 load_int8 = _make(vector(i64), _load_int8)
 store_bf16 = _make(types.none(i64, vector), _store_bf16)
 store_pairs = _make(types.none(i64, vector, vector), _store_pairs)
-zip_bf16 = _make(types.none(i64, i64, i64), _zip)
+interleave_bf16 = _make(types.none(i64, i64, i64, i64), _interleave)
+first_in_order, second_in_order = (_make(vector(vector, vector), _in_order(i)) for i in (0, 1))
+every_fourth = tuple(_make(vector(i64), _every_fourth(lane)) for lane in range(4))
+count_from = _make(vector(f32), _from)
+greatest = _make(vector(vector), _greatest)
 as_bf16 = _make(vector(vector), _as_bf16)
 splat = _make(vector(f32), _splat)
 sum_lanes = _make(f32(vector), _sum)

@@ -9,9 +9,10 @@ import numba
 import numpy as np
 import torch
 
-from loraplex_kernels._amx import tile_release, tile_shapes
+from loraplex_kernels._amx import tile_lanes, tile_release
 from loraplex_kernels._numba import address_of, kernel, piece, pointer_i32
 from loraplex_kernels.attention._amx_lanes import (
+    FEW,
     KEYS,
     LANE_BYTES,
     LANES,
@@ -68,7 +69,7 @@ def _padded(lanes):
 @piece
 def _num_floats(lanes, dim):
     """Of the scratch of so many lanes."""
-    return _padded(lanes) * (dim // 2 + 3 + dim) + KEYS * LANES + 16 * dim + LANES * 16
+    return _padded(lanes) * (dim // 2 + 2 + dim + 16) + KEYS * LANES + 16 * (dim + 16) + LANES * 16
 
 
 @piece
@@ -77,11 +78,16 @@ def _places(scratch, lanes, dim):
     queries = scratch
     scores = queries + padded * dim * 2
     state = scores + KEYS * LANE_BYTES
-    lasts = state + 2 * padded * 4
+    lasts = state + padded * 4
     sums = lasts + padded * 4
-    values = sums + padded * dim * 4
-    weights = values + 16 * dim * 4
+    values = sums + padded * (dim + 16) * 4
+    weights = values + (dim + 16) * 64
     return queries, scores, state, lasts, sums, values, weights
+
+
+@piece
+def _configure(lanes):
+    tile_lanes(min(LANES, lanes), FEW if lanes <= FEW else LANES)
 
 
 @piece
@@ -93,17 +99,16 @@ def _tile(q, out, caches, table, token, tokens, position, shape, params):
     lanes = tokens * group
     scratch = np.empty(_num_floats(lanes, dim), np.float32)
     places = _places(address_of(scratch), lanes, dim)
-    queries, _, state, lasts, sums, _, weights = places
-    begin(_padded(lanes), tokens, group, position, dim, queries, state, lasts, sums)
+    begin(_padded(lanes), tokens, group, position, dim, places)
     for i in range(tokens):
-        gather_queries(q, token + i, head * group, group, dim, i * group, queries)
-    tile_shapes(16, min(LANES, lanes))
+        gather_queries(q, token + i, head * group, group, dim, i * group, places[0])
+    _configure(lanes)
     start = 0
     if window > 0:
         start = max(0, position - window + 1) // KEYS * KEYS
     _walk(caches, table, start, position + tokens, lanes, shape, params, places)
     target = out + (token * heads + head * group) * dim * 2
-    finish(lanes, heads, group, state, sums, dim, weights, target)
+    finish(lanes, heads, group, places[4], dim, target)
 
 
 @piece
@@ -117,28 +122,26 @@ def _company(q, out, caches, tables, table_bytes, batch, members, count, shared,
     scratch = np.empty(_num_floats(lanes, dim) + _num_floats(group, dim), np.float32)
     together = _places(address_of(scratch), lanes, dim)
     if shared > 0:
-        queries, _, state, lasts, sums, _, weights = together
-        begin(_padded(lanes), count, group, shared, dim, queries, state, lasts, sums)
+        begin(_padded(lanes), count, group, shared, dim, together)
         for i in range(count):
             token = np.int64(starts[seqs[i]])
-            gather_queries(q, token, head * group, group, dim, i * group, queries)
-        tile_shapes(16, min(LANES, lanes))
+            gather_queries(q, token, head * group, group, dim, i * group, together[0])
+        _configure(lanes)
         table = tables + seqs[0] * table_bytes
         _walk(caches, table, np.int64(0), shared, lanes, shape, params, together)
     alone = _places(address_of(scratch) + _num_floats(lanes, dim) * 4, group, dim)
-    queries, _, state, lasts, sums, _, weights = alone
-    tile_shapes(16, min(LANES, group))
+    _configure(group)
     for i in range(count):
         token, length = np.int64(starts[seqs[i]]), np.int64(lengths[seqs[i]])
-        begin(_padded(group), 1, group, length - 1, dim, queries, state, lasts, sums)
-        gather_queries(q, token, head * group, group, dim, 0, queries)
+        begin(_padded(group), 1, group, length - 1, dim, alone)
+        gather_queries(q, token, head * group, group, dim, 0, alone[0])
         if shared > 0:
             for lane in range(group):
                 copy_lane(together, i * group + lane, alone, lane, dim)
         table = tables + seqs[i] * table_bytes
         _walk(caches, table, shared, length, group, shape, params, alone)
         target = out + (token * heads + head * group) * dim * 2
-        finish(group, heads, group, state, sums, dim, weights, target)
+        finish(group, heads, group, alone[4], dim, target)
 
 
 @piece

@@ -5,7 +5,6 @@ then y += t @ B, 64 columns at a time. Both factors lie in memory as the tiles r
 one stream. A token's sums do not see the others.
 """
 
-
 import numba
 import numpy as np
 import torch

@@ -14,7 +14,7 @@ from loraplex_kernels._amx import (
     tile_store,
     tile_zero,
 )
-from loraplex_kernels._numba import BF16, address_of, kernel, piece, store_row
+from loraplex_kernels._numba import BF16, address_of, kernel, piece, prefetch_rows, store_row
 from loraplex_kernels._vector import load, load_int8, store
 from loraplex_kernels.memory import dense_zeros
 
@@ -22,6 +22,7 @@ PANEL = 32  # output columns: two tiles, whose weights lie together
 INNER = 32  # elements of the inner dimension in one step
 STEP_BYTES = PANEL * INNER * 2
 INT8_STEP_BYTES = PANEL * INNER
+AHEAD_BYTES = 2048  # of the weights: asked for before their time comes
 
 load_left0, load_left1, load_right0, load_right1 = (tile_load(tile) for tile in (4, 5, 6, 7))
 store0, store1, store2, store3 = (tile_store(tile) for tile in range(4))
@@ -34,6 +35,7 @@ dot_4 = tile_dot((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
 def _few_rows(x, x_bytes, weight, steps, out):
     zero_2()
     for step in range(steps):
+        prefetch_rows(weight + step * STEP_BYTES + AHEAD_BYTES, STEP_BYTES)
         load_right0(weight + step * STEP_BYTES, 64)
         load_right1(weight + step * STEP_BYTES + 1024, 64)
         load_left0(x + step * 64, x_bytes)

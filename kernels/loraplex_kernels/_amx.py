@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from loraplex_kernels._vector import FLOATS, HALVES, vector
+from loraplex_kernels._vector import FLOATS, HALVES, WORDS, vector
 
 I8, I64 = ir.IntType(8), ir.IntType(64)
 CONFIG_BYTES = 64
@@ -112,19 +112,6 @@ def tile_shapes(typingctx: Any, first: Any, second: Any) -> Any:
 
 
 @intrinsic
-def tile_lanes(typingctx: Any, lanes: Any, columns: Any) -> Any:
-    """Configure the tiles: 2 and 3 have a row for each lane; 0, 1 and 5 so many columns."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes, columns = (builder.trunc(count, I8) for count in arguments)
-        keys, dims = (I8(16), builder.mul(columns, I8(4))), (I8(16), I8(64))
-        _configure(builder, [keys, keys, *[(lanes, I8(64))] * 2, dims, keys, dims, dims])
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64), codegen
-
-
-@intrinsic
 def tile_layout(typingctx: Any, rows: Any, inner: Any, columns: Any) -> Any:
     """Configure the tiles: left factors of so many rows, right ones of `inner` pairs and `columns`."""
 
@@ -152,3 +139,23 @@ def round_16(typingctx: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.int64, vector), codegen
+
+
+@intrinsic
+def column(typingctx: Any, address: Any) -> Any:
+    """One column of [16, 16] float32, from the address of its first element."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        mask = ir.VectorType(ir.IntType(1), 16)
+        i32 = ir.IntType(32)
+        kind = ir.FunctionType(FLOATS, [FLOATS, cgutils.voidptr_t, WORDS, mask, i32])
+        function = cgutils.get_or_insert_function(
+            builder.module, kind, "llvm.x86.avx512.mask.gather.dps.512"
+        )
+        place = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        rows = ir.Constant(WORDS, [16 * row for row in range(16)])
+        whole = ir.Constant(mask, [1] * 16)
+        nothing = ir.Constant(FLOATS, [0.0] * 16)
+        return builder.call(function, [nothing, place, rows, whole, i32(4)])
+
+    return vector(types.int64), codegen

@@ -141,18 +141,6 @@ def _in_order(half: int) -> Build:
     return build
 
 
-def _every_fourth(lane: int) -> Build:
-    """Lane `lane` of [16, 4] words at an address: one vector."""
-
-    def build(builder: Any, address: Any) -> Any:
-        rows = [_load(builder, builder.add(address, ir.IntType(64)(64 * i))) for i in range(4)]
-        picks = ir.Constant(WORDS, [4 * (i % 8) + lane for i in range(LANES)])
-        halves = [builder.shuffle_vector(*rows[i : i + 2], picks) for i in (0, 2)]
-        return builder.shuffle_vector(*halves, ir.Constant(WORDS, [*range(8), *range(16, 24)]))
-
-    return build
-
-
 def _from(builder: Any, first: Any) -> Any:
     """first, first + 1, ..., as far as float32 counts."""
     place = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), first, ir.IntType(32)(0))
@@ -230,7 +218,6 @@ store_bf16 = _make(types.none(i64, vector), _store_bf16)
 store_pairs = _make(types.none(i64, vector, vector), _store_pairs)
 interleave_bf16 = _make(types.none(i64, i64, i64, i64), _interleave)
 first_in_order, second_in_order = (_make(vector(vector, vector), _in_order(i)) for i in (0, 1))
-every_fourth = tuple(_make(vector(i64), _every_fourth(lane)) for lane in range(4))
 count_from = _make(vector(f32), _from)
 greatest = _make(vector(vector), _greatest)
 as_bf16 = _make(vector(vector), _as_bf16)

@@ -9,10 +9,9 @@ import numba
 import numpy as np
 import torch
 
-from loraplex_kernels._amx import tile_lanes, tile_release
+from loraplex_kernels._amx import tile_release, tile_shapes
 from loraplex_kernels._numba import address_of, kernel, piece, pointer_i32
 from loraplex_kernels.attention._amx_lanes import (
-    FEW,
     KEYS,
     LANE_BYTES,
     LANES,
@@ -86,11 +85,6 @@ def _places(scratch, lanes, dim):
 
 
 @piece
-def _configure(lanes):
-    tile_lanes(min(LANES, lanes), FEW if lanes <= FEW else LANES)
-
-
-@piece
 def _tile(q, out, caches, table, token, tokens, position, shape, params):
     """Query tokens [token, token + tokens) of one sequence and one kv head over their keys."""
     head, heads, kv_heads, _, dim = shape
@@ -102,7 +96,7 @@ def _tile(q, out, caches, table, token, tokens, position, shape, params):
     begin(_padded(lanes), tokens, group, position, dim, places)
     for i in range(tokens):
         gather_queries(q, token + i, head * group, group, dim, i * group, places[0])
-    _configure(lanes)
+    tile_shapes(16, min(LANES, lanes))
     start = 0
     if window > 0:
         start = max(0, position - window + 1) // KEYS * KEYS
@@ -126,11 +120,11 @@ def _company(q, out, caches, tables, table_bytes, batch, members, count, shared,
         for i in range(count):
             token = np.int64(starts[seqs[i]])
             gather_queries(q, token, head * group, group, dim, i * group, together[0])
-        _configure(lanes)
+        tile_shapes(16, min(LANES, lanes))
         table = tables + seqs[0] * table_bytes
         _walk(caches, table, np.int64(0), shared, lanes, shape, params, together)
     alone = _places(address_of(scratch) + _num_floats(lanes, dim) * 4, group, dim)
-    _configure(group)
+    tile_shapes(16, min(LANES, group))
     for i in range(count):
         token, length = np.int64(starts[seqs[i]]), np.int64(lengths[seqs[i]])
         begin(_padded(group), 1, group, length - 1, dim, alone)

@@ -1,21 +1,18 @@
 """What 16 lanes do with 32 keys, on AMX tiles: scores, weights and sums of paged attention.
 
 A lane is one query head of one token. scores [32 keys, 16 lanes] = keys @ queries^T, then
-sums [16 lanes, dim + 16] += weights @ (values, ones). Lanes never mix. Of up to four, as one decode has,
-the weights are made lane by lane, 16 keys at a time, to the same bits.
+sums [16 lanes, dim + 16] += weights @ (values, ones). Lanes never mix. Of up to eight, as one or two
+decodes have, weights are made lane by lane, 16 keys side by side; of more, key by key: the same bits.
 """
-
-from typing import Any
 
 import numpy as np
 
-from loraplex_kernels._amx import tile_dot, tile_load, tile_store, tile_zero
+from loraplex_kernels._amx import column, tile_dot, tile_load, tile_store, tile_zero
 from loraplex_kernels._numba import piece, pointer_f32, pointer_i32, pointer_u16, prefetch_rows
 from loraplex_kernels._vector import (
     any_greater,
     as_bf16,
     count_from,
-    every_fourth,
     exp_vector,
     first_in_order,
     greatest,
@@ -35,13 +32,13 @@ from loraplex_kernels.attention._numba_rows import zero
 LANES = 16
 KEYS = 32  # of one step: the inner dimension of a tile product
 LANE_BYTES = LANES * 4  # one float32 of each lane
-FEW = 4  # lanes
+FEW = 8  # lanes
 HIDDEN = np.float32(-1e30)
 TWO_ONES = np.int32(0x3F803F80)  # bfloat16
 
-# The layout is `tile_lanes`.
-load_first, load_second, load_queries = tile_load(4), tile_load(7), tile_load(5)
-zero_scores, dot_scores = tile_zero(0, 1), tile_dot((0, 4, 5), (1, 7, 5))
+# Tiles 2 and 3 have as many rows as there are lanes, all others 16.
+load_first, load_second, load_queries = tile_load(4), tile_load(7), tile_load(6)
+zero_scores, dot_scores = tile_zero(0, 1), tile_dot((0, 4, 6), (1, 7, 6))
 store_first, store_second = tile_store(0), tile_store(1)
 load_weights, load_values, load_sums = tile_load(3), tile_load(6), tile_load(2)
 dot_sums, store_sums = tile_dot((2, 3, 6)), tile_store(2)
@@ -92,8 +89,8 @@ def _ask(run, offset, num_bytes):
 
 
 @piece
-def _score(first, second, queries, dim, ahead, lane_bytes, out):
-    """float32 [32 keys, 16 or 4 lanes] of two runs of 16 keys."""
+def _score(first, second, queries, dim, ahead, out):
+    """float32 [32 keys, 16 lanes] of two runs of 16 keys."""
     zero_scores()
     for step in range(dim // 32):
         _ask(ahead[1], step * 1024, 1024)
@@ -101,8 +98,8 @@ def _score(first, second, queries, dim, ahead, lane_bytes, out):
         load_second(second + step * 64, dim * 2)
         load_queries(queries + step * 1024, 64)
         dot_scores()
-    store_first(out, lane_bytes)
-    store_second(out + 16 * lane_bytes, lane_bytes)
+    store_first(out, LANE_BYTES)
+    store_second(out + 16 * LANE_BYTES, LANE_BYTES)
 
 
 @piece
@@ -166,19 +163,20 @@ def _weigh(scores, key, lasts, scale, window, state, sums, lanes, dim, weights):
     transpose_words(scores, LANE_BYTES, weights, 64)
 
 
-def _weigh_lane_of(lane: int) -> Any:
-    """`_weigh` for lane `lane` of scores [32 keys, 4 lanes]."""
-    of_lane = every_fourth[lane]
-
-    @piece
-    def weigh(scores, key, lasts, scale, window, state, sums, dim, weights):
-        maxima, last = pointer_f32(state), pointer_f32(lasts)[lane]
-        before, hidden, factor = splat(maxima[lane]), splat(HIDDEN), splat(scale)
-        one, two = of_lane(scores) * factor, of_lane(scores + 16 * FEW * 4) * factor
-        at, behind, end = count_from(np.float32(key)), count_from(np.float32(key + 16)), splat(last)
-        one, two = if_at_most(at, end, one, hidden), if_at_most(behind, end, two, hidden)
+@piece
+def _weigh_few(scores, key, lasts, scale, window, state, sums, lanes, dim, weights):
+    """The same, a lane at a time."""
+    maxima, ends = pointer_f32(state), pointer_f32(lasts)
+    hidden, factor, nothing = splat(HIDDEN), splat(scale), splat(np.float32(0))
+    at, behind = count_from(np.float32(key)), count_from(np.float32(key + 16))
+    for lane in range(lanes):
+        before, end = splat(maxima[lane]), splat(ends[lane])
+        one = column(scores + lane * 4) * factor
+        two = column(scores + 16 * LANE_BYTES + lane * 4) * factor
+        if ends[lane] < key + KEYS - 1:
+            one, two = if_at_most(at, end, one, hidden), if_at_most(behind, end, two, hidden)
         if window > 0:
-            first = splat(last - np.float32(window - 1))
+            first = splat(ends[lane] - np.float32(window - 1))
             one, two = if_at_most(first, at, one, hidden), if_at_most(first, behind, two, hidden)
         most = largest(before, largest(one, two))
         if any_greater(most, before):
@@ -186,27 +184,10 @@ def _weigh_lane_of(lane: int) -> Any:
             store(weights + lane * 64, most)
             maxima[lane] = pointer_f32(weights + lane * 64)[0]
             _times(sums + lane * (dim + 16) * 4, dim, exp_vector(before - most))
-        nothing = splat(np.float32(0))
         one = if_at_most(one, hidden, nothing, exp_vector(one - most))
         two = if_at_most(two, hidden, nothing, exp_vector(two - most))
         store_bf16(weights + lane * 64, one)
         store_bf16(weights + lane * 64 + 32, two)
-
-    return weigh
-
-
-_weigh_0, _weigh_1, _weigh_2, _weigh_3 = map(_weigh_lane_of, range(FEW))
-
-
-@piece
-def _weigh_few(scores, key, lasts, scale, window, state, sums, lanes, dim, weights):
-    _weigh_0(scores, key, lasts, scale, window, state, sums, dim, weights)
-    if lanes > 1:
-        _weigh_1(scores, key, lasts, scale, window, state, sums, dim, weights)
-    if lanes > 2:
-        _weigh_2(scores, key, lasts, scale, window, state, sums, dim, weights)
-    if lanes > 3:
-        _weigh_3(scores, key, lasts, scale, window, state, sums, dim, weights)
 
 
 @piece
@@ -228,17 +209,15 @@ def meet_keys(k_cache, v_cache, runs, ahead, known, lanes, key, scale, window, d
     queries, scores, state, lasts, sums, values, weights = places
     first, second = k_cache + runs[0], k_cache + runs[1]
     _pair_values(v_cache + runs[0], v_cache + runs[1], known, dim, ahead, values)
-    if lanes <= FEW:
-        _score(first, second, queries, dim, ahead, FEW * 4, scores)
-        _weigh_few(scores, key, lasts, scale, window, state, sums, lanes, dim, weights)
-        _add_values(values, weights, dim, ahead, sums)
-        return
     asked = ahead
     for lane in range(0, lanes, LANES):
-        _score(first, second, queries + lane * dim * 2, dim, asked, LANE_BYTES, scores)
+        _score(first, second, queries + lane * dim * 2, dim, asked, scores)
         mine, count = sums + lane * (dim + 16) * 4, min(LANES, lanes - lane)
         at, ends = state + lane * 4, lasts + lane * 4
-        _weigh(scores, key, ends, scale, window, at, mine, count, dim, weights)
+        if count <= FEW:
+            _weigh_few(scores, key, ends, scale, window, at, mine, count, dim, weights)
+        else:
+            _weigh(scores, key, ends, scale, window, at, mine, count, dim, weights)
         _add_values(values, weights, dim, asked, mine)
         asked = (np.int64(0), np.int64(0), np.int64(0), np.int64(0))
 

@@ -1,6 +1,6 @@
 """The device side: slabs at fixed addresses, written in the background, published between steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class PlacedAdapter(NamedTuple):
 
     weights: AdapterWeights
     extras: SlotExtras | None
-    starts: Sequence[int]  # of its slices in packed memory, where slabs are packed
+    starts: Mapping[str, int]  # by module, of those in packed memory
 
 
 class DeviceSlabs:
@@ -38,8 +38,9 @@ class DeviceSlabs:
         self.device = device
         self._projections = tuple(projections)
         self.num_bytes = num_rows * row_elements(projections) * dtype.itemsize
-        is_packed = PackedMemory.serves(projections, dtype, device)
-        self._packed = PackedMemory(projections, num_rows) if is_packed else None
+        served = [each for each in projections if PackedMemory.serves(each, dtype, device)]
+        self._plain = [each for each in projections if each not in served]
+        self._packed = PackedMemory(served, num_rows)
         sizes = [_aligned(num_slots * len(projection.slices)) for projection in projections]
         self._row_start = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self._starts = torch.zeros(sum(sizes), dtype=torch.int64)
@@ -61,7 +62,7 @@ class DeviceSlabs:
                 for flat in (self._starts, self._ranks, self._scales)
             )
             shape = projection.in_features, projection.slice_widths
-            if self._packed is not None:
+            if projection in served:
                 slab: Slab = PackedSlab(*shape, self._packed.elements, starts, rank, scale)
             else:
                 empty = LoraSlab.empty(*shape, num_rows, self._row_start, dtype, max_rank)
@@ -106,10 +107,9 @@ class DeviceSlabs:
         scales = torch.tensor([f.scale if f else 0.0 for f in found], dtype=torch.float32)
         self._ranks[index] = self._moved(ranks)
         self._scales[index] = self._moved(scales)
-        if self._packed is not None:
-            self._starts[index] = torch.tensor(starts)
-        else:
-            self._row_start[slot] = row_start
+        self._row_start[slot] = row_start
+        if starts:
+            self._starts[index] = torch.tensor([starts.get(piece.module, 0) for piece in pieces])
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """On the device, without waiting for the step in flight."""
@@ -122,18 +122,14 @@ class DeviceSlabs:
         self.extras.pop(slot, None)
 
     def _copy(self, weights: AdapterWeights, row_start: int) -> PlacedAdapter:
-        starts: Sequence[int] = ()
-        if self._packed is not None:
-            starts = self._packed.put(weights, row_start)
-        else:
-            self._put(weights, row_start)
-        extras = None
+        starts, extras = self._packed.put(weights, row_start), None
+        self._put(weights, row_start)
         if weights.extras:
             extras = place_extras(weights.extras, self._projections, self.device)
         return PlacedAdapter(weights, extras, starts)
 
     def _put(self, weights: AdapterWeights, row_start: int) -> None:
-        for projection in self._projections:
+        for projection in self._plain:
             slab = self.slabs[projection.name]
             assert isinstance(slab, LoraSlab)
             for i, piece in enumerate(projection.slices):

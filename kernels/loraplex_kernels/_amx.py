@@ -1,7 +1,8 @@
 """AMX tiles from Numba: 16 rows of 64 bytes each, and products of bfloat16 tiles summed in float32.
 
-A row of a product depends on that row of the left tile alone, whatever stands in the others. Tiles 0-3
-are sums, 4-5 left factors [rows, 32], 6-7 right factors: 16 pairs of rows, interleaved [16, 16, 2].
+A row of a product depends on that row of the left tile alone, whatever stands in the others. A left
+factor is [rows, 32], a right one 16 pairs of rows, interleaved [16, 16, 2]; which tile is what, and how
+many rows it has, each kernel says with `tile_shapes` or `tile_layout`.
 """
 
 from typing import Any

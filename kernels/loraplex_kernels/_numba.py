@@ -189,8 +189,15 @@ def float_of_bf16(bits):
 
 @piece
 def address_of(array):
-    """An array's address; whoever called with the array keeps it alive."""
+    """An array's address. Numba frees an array after the last use of its name: whoever made it ends with
+    `keep`, or calls with the array itself."""
     return np.int64(array.ctypes.data)
+
+
+@piece
+def keep(array):
+    """The array lives until here."""
+    return address_of(array)
 
 
 @piece

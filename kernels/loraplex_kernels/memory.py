@@ -19,10 +19,12 @@ _lock = threading.Lock()
 _region = torch.empty(0, dtype=torch.uint8)  # what is left of it
 
 
-def sparse_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """For what is written here and there: rows that nobody has written take no memory."""
+def sparse_zeros(
+    shape: Sequence[int], dtype: torch.dtype, *, is_huge: bool = False
+) -> torch.Tensor:
+    """For what is written here and there: pages in which nobody has written take no memory."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    return _shaped(_mapped(num_bytes, is_huge=False), shape, dtype)
+    return _shaped(_mapped(num_bytes, is_huge=is_huge), shape, dtype)
 
 
 def dense_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -8,7 +8,8 @@ from loraplex_adapters.layout import ProjectionSpec, SliceSpec
 from loraplex_adapters.loader import AdapterWeights
 from loraplex_adapters.packed_memory import PackedMemory
 from loraplex_adapters.slabs import DeviceSlabs
-from loraplex_kernels.lora import PackedSlab, pack
+from loraplex_kernels.device import has_amx
+from loraplex_kernels.lora import LoraSlab, PackedSlab, pack
 
 CPU = torch.device("cpu")
 PROJECTIONS = (
@@ -18,7 +19,7 @@ PROJECTIONS = (
 
 
 def weights(**ranks: int) -> AdapterWeights:
-    width = {piece.module: piece.out_features for p in PROJECTIONS for piece in p.slices}
+    width = {"q": 64, "k": 16, "v": 16, "o": 64, "lm_head": 49}
     return AdapterWeights(
         {
             name: LoraFactors(
@@ -29,12 +30,27 @@ def weights(**ranks: int) -> AdapterWeights:
     )
 
 
+def check(
+    slabs: DeviceSlabs, layout: tuple[ProjectionSpec, ...], slot: int, adapter: AdapterWeights
+) -> None:
+    """The slot has this adapter's factors, and none where it has none."""
+    for projection in layout:
+        slab = slabs.slabs[projection.name]
+        for s, piece in enumerate(projection.slices):
+            factors = adapter.modules.get(piece.module)
+            a, b = slab.factors(s, slot)
+            assert len(a) == len(b) == (factors.rank if factors else 0)
+            if factors:
+                assert torch.equal(a, factors.a)
+                assert torch.equal(b, factors.b)
+
+
 def test_slices_follow_each_other_and_those_left_alone_take_nothing() -> None:
     memory, adapter = PackedMemory(PROJECTIONS, 20), weights(q=3, v=8, o=5)
     before = memory.elements.clone()
     starts = memory.put(adapter, 11)
     row = 4 * 64 + 64 + 16 + 16 + 64
-    assert starts == [at + 11 * row for at in (0, 3 * 128, 3 * 128, 3 * 128 + 8 * 80)]
+    assert starts == {"q": 11 * row, "v": 11 * row + 3 * 128, "o": 11 * row + 3 * 128 + 8 * 80}
     parts = [pack(f.a, f.b) for f in adapter.modules.values()]
     taken = memory.elements[11 * row :][: sum(map(len, parts))]
     assert torch.equal(taken, torch.cat(parts))
@@ -54,23 +70,26 @@ def test_slots_have_what_was_published_last() -> None:
     moved = weights(v=1, o=4)
     slabs.publish(0, 25, slabs.write(moved, 25, None))
     for slot, adapter in {2: published[2][1], 0: moved, 1: published[1][1]}.items():
-        for projection in PROJECTIONS:
-            slab = slabs.slabs[projection.name]
-            for s, piece in enumerate(projection.slices):
-                factors = adapter.modules.get(piece.module)
-                assert int(slab.rank[slot, s]) == (factors.rank if factors else 0)
-                if factors:
-                    a, b = slab.factors(s, slot)
-                    assert torch.equal(a, factors.a)
-                    assert torch.equal(b, factors.b)
+        check(slabs, PROJECTIONS, slot, adapter)
 
 
 def test_only_bfloat16_in_steps_of_a_tile_is_packed() -> None:
-    odd = (ProjectionSpec("0.o", 64, (SliceSpec("o", 40),)),)
-    assert not PackedMemory.serves(PROJECTIONS, torch.float32, CPU)
+    qkv, odd = PROJECTIONS[0], ProjectionSpec("0.o", 64, (SliceSpec("o", 40),))
+    assert PackedMemory.serves(qkv, torch.bfloat16, CPU) == has_amx()
+    assert not PackedMemory.serves(qkv, torch.float32, CPU)
+    assert not PackedMemory.serves(qkv, torch.bfloat16, torch.device("cuda"))
     assert not PackedMemory.serves(odd, torch.bfloat16, CPU)
-    assert not PackedMemory.serves(PROJECTIONS, torch.bfloat16, torch.device("cuda"))
-    assert PackedSlab.serves(64, (64, 16, 16))
+
+
+def test_a_projection_that_no_tile_serves_lies_beside_the_others() -> None:
+    odd = ProjectionSpec("head", 64, (SliceSpec("lm_head", 49),))
+    layout = (PROJECTIONS[0], odd)
+    slabs = DeviceSlabs(layout, num_slots=2, num_rows=12, dtype=torch.bfloat16, device=CPU)
+    adapter = weights(q=4, v=8, lm_head=3)
+    slabs.publish(1, 4, slabs.write(adapter, 4, None))
+    assert isinstance(slabs.slabs["head"], LoraSlab)
+    assert isinstance(slabs.slabs["0.qkv"], PackedSlab) == has_amx()
+    check(slabs, layout, 1, adapter)
 
 
 def test_rows_without_an_adapter_take_no_memory() -> None:

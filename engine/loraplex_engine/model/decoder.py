@@ -60,7 +60,7 @@ class DecoderLayer:
 
 
 def projection_layout(config: ModelConfig) -> tuple[ProjectionSpec, ...]:
-    """The fused projections an adapter may change, by the names of `LoraSlab`s and of PEFT modules."""
+    """The fused projections an adapter may change, by the names of slabs and of PEFT modules."""
     hidden, inner = config.hidden_size, config.intermediate_size
     heads, kv_heads = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
 

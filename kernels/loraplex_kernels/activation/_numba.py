@@ -8,6 +8,7 @@ from loraplex_kernels._numba import (
     ITEM_BYTES,
     address_of,
     dtype_code,
+    keep,
     kernel,
     load_row,
     piece,
@@ -55,6 +56,7 @@ def _rows(begin, end, dtype, is_gelu, width, gate_up, out):
             load_row(up + whole * item, dtype, tail + 64, width - whole)
             store(tail, _activated(is_gelu, load(tail), load(tail + 64)))
             store_row(tail, width - whole, target + whole * item, dtype)
+    keep(scratch)
 
 
 @kernel(f"void({', '.join(['int64'] * 7)})")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from loraplex_kernels._amx import tile_release, tile_shapes
-from loraplex_kernels._numba import address_of, kernel, piece, pointer_i32
+from loraplex_kernels._numba import address_of, keep, kernel, piece, pointer_i32
 from loraplex_kernels.attention._amx_lanes import (
     KEYS,
     LANE_BYTES,
@@ -103,6 +103,7 @@ def _tile(q, out, caches, table, token, tokens, position, shape, params):
     _walk(caches, table, start, position + tokens, lanes, shape, params, places)
     target = out + (token * heads + head * group) * dim * 2
     finish(lanes, heads, group, places[4], dim, target)
+    keep(scratch)
 
 
 @piece
@@ -136,6 +137,7 @@ def _company(q, out, caches, tables, table_bytes, batch, members, count, shared,
         _walk(caches, table, shared, length, group, shape, params, alone)
         target = out + (token * heads + head * group) * dim * 2
         finish(group, heads, group, alone[4], dim, target)
+    keep(scratch)
 
 
 @piece

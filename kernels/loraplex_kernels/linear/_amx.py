@@ -14,7 +14,7 @@ from loraplex_kernels._amx import (
     tile_store,
     tile_zero,
 )
-from loraplex_kernels._numba import BF16, address_of, kernel, piece, prefetch_rows, store_row
+from loraplex_kernels._numba import BF16, address_of, keep, kernel, piece, prefetch_rows, store_row
 from loraplex_kernels._vector import load, load_int8, store
 from loraplex_kernels.memory import dense_zeros
 
@@ -140,6 +140,7 @@ def _int8_panels(begin, end, x, x_bytes, num_rows, weight, scale, steps, y, y_by
             scale + panel * PANEL * 4,
         )
     tile_release()
+    keep(wide)
 
 
 @kernel(f"void({', '.join(['int64'] * 9)})")

@@ -14,6 +14,7 @@ from loraplex_kernels._numba import (
     address_of,
     dtype_code,
     float_of_bf16,
+    keep,
     kernel,
     piece,
     pointer_f32,
@@ -74,6 +75,7 @@ def _panels(begin, end, dtype, x, x_bytes, num_rows, k, weight, scale, y, y_byte
             for i in range(min(4, num_rows - first)):
                 place = y + (first + i) * y_bytes + panel * PANEL * item
                 store_row(sums + i * 64, width, place, dtype)
+    keep(scratch)
 
 
 @kernel(f"void({', '.join(['int64'] * 11)})")

@@ -21,6 +21,7 @@ from loraplex_kernels._amx import (
 from loraplex_kernels._numba import (
     address_of,
     float_of_bf16,
+    keep,
     kernel,
     piece,
     pointer_f32,
@@ -201,6 +202,7 @@ def _chunk(y, y_bytes, x, x_bytes, k, a, width, rank, scale, tokens, count):
     _shrink(rows, row_bytes, count, k, a, rank, scale, sums, factors)
     b = a + rank * k * 2
     _expand(y, y_bytes, tokens, count, b, width, rank, factors, sums, held)
+    keep(scratch)
 
 
 @piece

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 
+from loraplex_kernels.device import has_amx
 from loraplex_kernels.lora.slab import MAX_SLICES
 
 INNER = 32  # elements that one product sums
@@ -39,7 +40,10 @@ class PackedSlab:
         """What a kernel is told of the slab; valid as long as this object lives."""
         widths = (*self.slice_widths, *(0,) * (MAX_SLICES - len(self.slice_widths)))
         tables = (self.start, self.rank, self.scale)
-        assert all(table.is_contiguous() for table in tables)
+        assert [table.dtype for table in tables] == [torch.int64, torch.int32, torch.float32]
+        assert all(each.is_contiguous() for each in (*tables, self.memory))
+        assert self.memory.dtype == torch.bfloat16
+        assert has_amx()
         addresses = (table.data_ptr() for table in tables)
         memory = self.memory.data_ptr()
         return self.in_features, memory, *widths, len(self.slice_widths), *addresses
@@ -61,7 +65,7 @@ def pack(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _pack_a(a: torch.Tensor) -> torch.Tensor:
     """Of each 16 ranks, or the last few, [in_features / 32, 16 pairs, ranks, 2]."""
     blocks = [
-        block.reshape(len(block), -1, INNER // 2, 2).permute(1, 2, 0, 3).reshape(-1)
+        block.view(len(block), a.shape[1] // INNER, INNER // 2, 2).permute(1, 2, 0, 3).reshape(-1)
         for block in torch.split(a, COLUMNS)
     ]
     return torch.cat(blocks)

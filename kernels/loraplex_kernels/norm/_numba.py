@@ -8,6 +8,7 @@ from loraplex_kernels._numba import (
     ITEM_BYTES,
     address_of,
     dtype_code,
+    keep,
     kernel,
     load_row,
     piece,
@@ -72,6 +73,7 @@ def _rows(begin, end, dtype, width, x, residual, weight, out, epsilon, offset):
             h = residual + start
             _add(dtype, x + start, h, width, address_of(tail))
         _scale(dtype, h, weight, out + start, width, epsilon, offset, address_of(tail))
+    keep(tail)
 
 
 @kernel(f"void({', '.join(['int64'] * 8)}, float32, float32)")

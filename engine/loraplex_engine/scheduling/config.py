@@ -73,7 +73,7 @@ class SchedulerConfig:
     min_run_steps: int = 32  # a request taken up again is spared this long
     prefix_wait_s: float = 1.0
     lend_slack_s: float = 0.25  # a stream this far ahead of its deadline lends its slot
-    max_pause_s: float = 1.0  # and asks for it back after this long
+    max_pause_s: float = 1.25  # and asks for it back after this long
     lookahead: int = 16  # waiting requests of one flow among which a resident adapter is sought
     num_host_blocks: int = 0  # blocks in the host tier; 0: preempted work is recomputed
     copy_s_per_block: float = 4e-5  # 2 MiB of KV at 50 GB/s

@@ -143,20 +143,9 @@ def _in_order(half: int) -> Build:
 
 def _from(builder: Any, first: Any) -> Any:
     """first, first + 1, ..., as far as float32 counts."""
-    place = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), first, ir.IntType(32)(0))
-    start = builder.shuffle_vector(place, ir.Constant(FLOATS, ir.Undefined), _words(0))
-    return builder.fadd(start, ir.Constant(FLOATS, [float(i) for i in range(LANES)]))
-
-
-def _greatest(builder: Any, value: Any) -> Any:
-    """Of all lanes, in each."""
-    kind = ir.FunctionType(FLOATS, [FLOATS, FLOATS])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.maxnum.v16f32")
-    for width in (8, 4, 2, 1):
-        order = [(lane + width) % LANES for lane in range(LANES)]
-        moved = builder.shuffle_vector(value, value, ir.Constant(WORDS, order))
-        value = builder.call(function, [value, moved])
-    return value
+    return builder.fadd(
+        _splat(builder, first), ir.Constant(FLOATS, [float(i) for i in range(LANES)])
+    )
 
 
 def _splat(builder: Any, value: Any) -> Any:
@@ -178,13 +167,17 @@ def _if_at_most(builder: Any, a: Any, b: Any, then: Any, otherwise: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<=", a, b), then, otherwise)
 
 
-def _sum(builder: Any, value: Any) -> Any:
-    """Of all lanes, halves first: always in the same order."""
-    for width in (8, 4, 2, 1):
-        order = [(lane + width) % LANES for lane in range(LANES)]
-        moved = builder.shuffle_vector(value, value, ir.Constant(WORDS, order))
-        value = builder.fadd(value, moved)
-    return builder.extract_element(value, ir.IntType(32)(0))
+def _of_all_lanes(join: Build) -> Build:
+    """All lanes joined, halves first: always in the same order."""
+
+    def build(builder: Any, value: Any) -> Any:
+        for width in (8, 4, 2, 1):
+            order = [(lane + width) % LANES for lane in range(LANES)]
+            moved = builder.shuffle_vector(value, value, ir.Constant(WORDS, order))
+            value = join(builder, value, moved)
+        return builder.extract_element(value, ir.IntType(32)(0))
+
+    return build
 
 
 def _transpose(
@@ -219,10 +212,10 @@ store_pairs = _make(types.none(i64, vector, vector), _store_pairs)
 interleave_bf16 = _make(types.none(i64, i64, i64, i64), _interleave)
 first_in_order, second_in_order = (_make(vector(vector, vector), _in_order(i)) for i in (0, 1))
 count_from = _make(vector(f32), _from)
-greatest = _make(vector(vector), _greatest)
 as_bf16 = _make(vector(vector), _as_bf16)
 splat = _make(vector(f32), _splat)
-sum_lanes = _make(f32(vector), _sum)
+sum_lanes = _make(f32(vector), _of_all_lanes(lambda builder, a, b: builder.fadd(a, b)))
+largest_lane = _make(f32(vector), _of_all_lanes(_called("llvm.maxnum.v16f32")))
 fma = _make(vector(vector, vector, vector), _called("llvm.fma.v16f32"))
 largest = _make(vector(vector, vector), _called("llvm.maxnum.v16f32"))
 absolute = _make(vector(vector), _called("llvm.fabs.v16f32"))

@@ -6,6 +6,7 @@ On one thread the processor time is taken, so a busy machine disturbs it less; e
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numba
 import numpy as np
@@ -17,8 +18,8 @@ from loraplex_adapters.loader import AdapterWeights
 from loraplex_adapters.slabs import DeviceSlabs
 from loraplex_kernels.activation import silu_and_multiply
 from loraplex_kernels.attention import paged_attention, rotary_write_kv
-from loraplex_kernels.linear import linear, pack_weight
-from loraplex_kernels.lora import apply_lora, build_segments
+from loraplex_kernels.linear import PackedWeight, linear, pack_weight
+from loraplex_kernels.lora import LoraSegments, Slab, apply_lora, build_segments
 from loraplex_kernels.norm import rms_norm
 from loraplex_kernels.warm_up import warm_up
 
@@ -94,6 +95,16 @@ def filled_slabs(num_adapters: int, rank: int) -> DeviceSlabs:
     return slabs
 
 
+def apply_to_layer(
+    layers: list[Slab], x: torch.Tensor, y: torch.Tensor, segments: LoraSegments, layer: int
+) -> None:
+    apply_lora(y, x, layers[layer], segments)
+
+
+def multiply_layer(weights: list[PackedWeight], x: torch.Tensor, layer: int) -> torch.Tensor:
+    return linear(x, weights[layer])
+
+
 def bench_lora(num_tokens: int, num_adapters: int, rank: int = 16) -> None:
     slots = (np.arange(num_tokens) % num_adapters).astype(np.int32)
     segments = build_segments(slots)
@@ -102,7 +113,8 @@ def bench_lora(num_tokens: int, num_adapters: int, rank: int = 16) -> None:
     for name, (in_features, widths) in PROJECTIONS.items():
         x = torch.randn(num_tokens, in_features).to(BF16)
         y = torch.randn(num_tokens, sum(widths)).to(BF16)
-        ms = layer_ms(lambda layer: apply_lora(y, x, slabs[f"{layer}.{name}"], segments))  # noqa: B023 (called at once)
+        layers = [slabs[f"{layer}.{name}"] for layer in range(LAYERS)]
+        ms = layer_ms(partial(apply_to_layer, layers, x, y, segments))
         num_bytes = 2 * num_adapters * rank * (len(widths) * in_features + sum(widths))
         report(f"lora {name}, {num_tokens} tokens, {num_adapters} of rank {rank}", ms, num_bytes)
 
@@ -112,7 +124,8 @@ def bench_rest(num_tokens: int) -> None:
         shape = (sum(widths), in_features)
         weights = [pack_weight(torch.randn(shape).to(BF16)) for _ in range(LAYERS)]
         x = torch.randn(num_tokens, in_features).to(BF16)
-        report(f"product {name}, {num_tokens} rows", layer_ms(lambda i: linear(x, weights[i])))  # noqa: B023
+        ms = layer_ms(partial(multiply_layer, weights, x))
+        report(f"product {name}, {num_tokens} rows", ms)
     x, weight = torch.randn(num_tokens, 576).to(BF16), torch.ones(576).to(BF16)
     residual, gate_up = x.clone(), torch.randn(num_tokens, 3072).to(BF16)
     report(f"norm, {num_tokens} rows", layer_ms(lambda _: rms_norm(x, weight, 1e-5, residual)))

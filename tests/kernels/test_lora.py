@@ -98,8 +98,9 @@ def test_a_token_does_not_depend_on_its_neighbours(dtype: torch.dtype, in_featur
     slots = token_slots("random", 63, NUM_SLOTS, seed=1)
     for slab in kinds_of(filled_slab(in_features, (96, 48, 48), dtype)):
         x, y = inputs(63, slab)
-        together = y.clone()
-        apply_lora(together, x, slab, build_segments(slots, max_chunk=16))  # type: ignore[arg-type]
+        together, segments = y.clone(), build_segments(slots, max_chunk=16)
+        assert segments is not None
+        apply_lora(together, x, slab, segments)
         for i in np.flatnonzero(slots >= 0):
             alone = y[i : i + 1].clone()
             segments = build_segments(slots[i : i + 1], max_chunk=4)

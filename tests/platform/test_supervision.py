@@ -7,13 +7,13 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 from tests.platform_stand import engine_of
+from tests.until import until
 
 from loraplex_platform.config import Settings
 from loraplex_platform.db.migrations import upgrade
@@ -34,12 +34,6 @@ from loraplex_platform.supervision.serve import HomeInUse, only_server_of
 
 def child_of(script: str, *, grace_s: float = 5.0) -> Child:
     return Child(Command("child", ["-c", script], dict(os.environ), grace_s=grace_s))
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(0.02)
 
 
 async def test_child_that_dies_is_started_again(tmp_path: Path) -> None:

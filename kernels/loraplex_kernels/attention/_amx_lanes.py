@@ -15,10 +15,10 @@ from loraplex_kernels._vector import (
     count_from,
     exp_vector,
     first_in_order,
-    greatest,
     if_at_most,
     interleave_bf16,
     largest,
+    largest_lane,
     load,
     second_in_order,
     splat,
@@ -180,9 +180,8 @@ def _weigh_few(scores, key, lasts, scale, window, state, sums, lanes, dim, weigh
             one, two = if_at_most(first, at, one, hidden), if_at_most(first, behind, two, hidden)
         most = largest(before, largest(one, two))
         if any_greater(most, before):
-            most = greatest(most)
-            store(weights + lane * 64, most)
-            maxima[lane] = pointer_f32(weights + lane * 64)[0]
+            maxima[lane] = largest_lane(most)
+            most = splat(maxima[lane])
             _times(sums + lane * (dim + 16) * 4, dim, exp_vector(before - most))
         one = if_at_most(one, hidden, nothing, exp_vector(one - most))
         two = if_at_most(two, hidden, nothing, exp_vector(two - most))

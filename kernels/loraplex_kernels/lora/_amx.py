@@ -5,6 +5,8 @@ then y += t @ B, 64 columns at a time. Both factors lie in memory as the tiles r
 one stream. A token's sums do not see the others.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
@@ -38,8 +40,7 @@ TOKENS = 16  # of one chunk
 TILE_BYTES = 1024
 AHEAD_BYTES = 4096  # of the stream of factors: asked for before its time comes
 
-load_0, load_1, load_2, load_3, load_4, load_5, load_6, load_7 = map(tile_load, range(8))
-store_0, store_1, store_2, store_3 = map(tile_store, range(4))
+load_4, load_5, load_6, load_7 = map(tile_load, range(4, 8))
 zero_all = tile_zero(0, 1, 2, 3)
 dot_046, dot_157, dot_246, dot_357, dot_147, dot_347 = (
     tile_dot(tiles) for tiles in ((0, 4, 6), (1, 5, 7), (2, 4, 6), (3, 5, 7), (1, 4, 7), (3, 4, 7))
@@ -58,21 +59,21 @@ def _rows_of(x, x_bytes, tokens, count, k, out):
     return out, k * 2
 
 
-@piece
-def _store_all(sums):
-    """The four sums side by side: [tokens, 64] float32."""
-    store_0(sums, 256)
-    store_1(sums + 64, 256)
-    store_2(sums + 128, 256)
-    store_3(sums + 192, 256)
+def _each_of(first: Any, second: Any, third: Any, fourth: Any) -> Any:
+    """A piece (sums): the four sums moved, which lie side by side, [tokens, 64] float32."""
+
+    @piece
+    def move(sums):
+        first(sums, 256)
+        second(sums + 64, 256)
+        third(sums + 128, 256)
+        fourth(sums + 192, 256)
+
+    return move
 
 
-@piece
-def _load_all(sums):
-    load_0(sums, 256)
-    load_1(sums + 64, 256)
-    load_2(sums + 128, 256)
-    load_3(sums + 192, 256)
+_store_all = _each_of(*map(tile_store, range(4)))
+_load_all = _each_of(*map(tile_load, range(4)))
 
 
 @piece

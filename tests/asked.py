@@ -1,7 +1,9 @@
 """What is asked of a database while a test looks."""
 
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sqlalchemy import Engine, event
@@ -25,3 +27,19 @@ def asking() -> Iterator[list[Asked]]:
     event.listen(Engine, "before_cursor_execute", note)
     yield asked
     event.remove(Engine, "before_cursor_execute", note)
+
+
+def steps_of(asked: list[Asked], database: Path) -> int:
+    """What SQLite does for these statements, in steps of its machine."""
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 100
+        return 0
+
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        connection.set_progress_handler(count, 100)
+        for statement, values in asked:
+            connection.execute(statement, values).fetchall()
+    return steps

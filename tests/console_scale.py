@@ -29,7 +29,7 @@ STATEMENTS = (
     f"""{NUMBERS} INSERT INTO tenant (id, name, state, plan_id, prefix_tokens,
         stores_prompts, created_at, revision)
         SELECT printf('ten_%06d', i), printf('customer-%06d', i),
-        CASE WHEN i % 100 THEN 'active' ELSE 'suspended' END, 'plan_s' || (i % 5), 4096, 0, {NOW}, 1
+        CASE WHEN i % 4 THEN 'active' ELSE 'suspended' END, 'plan_s' || (i % 5), 4096, 0, {NOW}, 1
         FROM n WHERE i < :tenants""",
     """INSERT INTO project (id, tenant_id, name, created_at, revision)
         SELECT 'proj' || substr(id, 4), id, 'default', created_at, 1 FROM tenant
@@ -55,7 +55,7 @@ STATEMENTS = (
         GROUP BY 1, 2, 3, 4, 5""",
     f"""INSERT INTO rejection_count (tenant_id, minute, key_id, reason, "limit", count)
         SELECT tenant_id, {FLOOR}, key_id, 'exceeded', 'requests_per_minute:tenant:' || tenant_id,
-        count(*) FROM usage_event WHERE rowid % 10 = 0 GROUP BY 1, 2, 3""",
+        count(*) FROM usage_event WHERE rowid % 9 = 0 GROUP BY 1, 2, 3""",
     """INSERT INTO audit_event (id, at, tenant_id, action, object_type, object_id, actor_kind,
         actor_id, actor_name) SELECT 'aud' || substr(request_id, 4), started_at, tenant_id,
         'api_key.updated', 'api_key', key_id, 'person', 'per_' || (rowid % 50), 'somebody'

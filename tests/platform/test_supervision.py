@@ -6,7 +6,6 @@ import shlex
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -61,10 +60,8 @@ async def test_child_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
     )
     alive = asyncio.create_task(child.keep_alive())
     await until(ready.exists)
-    started_s = time.monotonic()
-    await child.stop()
-    await asyncio.wait_for(alive, 5)
-    assert time.monotonic() - started_s < 3
+    await asyncio.wait_for(child.stop(), 30)  # it would sleep for 60
+    await asyncio.wait_for(alive, 20)
 
 
 async def test_stop_does_not_wait_for_a_patient_restart(monkeypatch: pytest.MonkeyPatch) -> None:

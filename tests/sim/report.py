@@ -63,10 +63,12 @@ def summarise_checks(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
         }
         if experiment == "fairness":
             gaps = [ratio for row in group for ratio in row["gap_ratios"]]
-            windows = [index for row in group for index in row["jain"]]
             line |= {f"gap/bound p{p}": round(percentile(gaps, p / 100), 3) for p in (50, 95)}
-            line |= {"gap/bound max": round(max(gaps), 3), "windows": len(windows)}
-            line["Jain least"] = round(min(windows, default=0.0), 5)
+            line["gap/bound max"] = round(max(gaps), 3)
+            for windows in ("jain", "jain_brief"):
+                indices = sorted(index for row in group for index in row[windows])
+                line[f"{windows} windows"] = len(indices)
+                line[f"{windows} least"] = [round(index, 4) for index in indices[:3]]
             line["least share / greatest"] = round(min(row["share_ratio"] for row in group), 4)
         else:
             for name in ("ratio", "formula"):

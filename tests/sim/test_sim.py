@@ -38,9 +38,9 @@ def test_fitted_steps_reproduce_what_was_measured() -> None:
     assert fitted.seconds(load) == pytest.approx(machine.seconds(load), rel=0.03)
 
 
-def served_by_weight() -> Fairness:
+def served_by_weight(requests: int = 600) -> Fairness:
     weights, depths = ENDLESS["weights 1:2:4"]
-    return judge(endless(weights, depths), config_for("hfs"), seed=0, requests=600)
+    return judge(endless(weights, depths), config_for("hfs"), seed=0, requests=requests)
 
 
 def test_tenants_that_always_wait_stay_within_their_bound() -> None:
@@ -55,6 +55,13 @@ def test_without_their_weights_they_do_not(monkeypatch: pytest.MonkeyPatch) -> N
     fairness = served_by_weight()
     assert max(fairness.gap_ratios) > 1
     assert fairness.share_ratio < 0.5
+
+
+@pytest.mark.slow
+def test_windows_of_twenty_times_the_bound_are_even() -> None:
+    fairness = served_by_weight(requests=5_000)
+    assert len(fairness.jain) >= 2
+    assert min(fairness.jain) >= 1 / (1 + 0.05**2)
 
 
 def test_jain_is_one_for_equals_and_one_over_n_for_a_monopoly() -> None:

@@ -26,7 +26,7 @@ class BaseTensors(Protocol):
 
 
 class LoraFactors(NamedTuple):
-    """One module's weights as rows: a is [rank, in_features], b is [rank, out_features]."""
+    """One module's weights as rows: a is [rank, in_features], b is [rank, out_features], in any strides."""
 
     a: torch.Tensor
     b: torch.Tensor

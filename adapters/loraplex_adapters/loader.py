@@ -1,12 +1,15 @@
 """From a stored version to tensors in the slab's layout, hashed while it is read, once."""
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from loraplex_adapters.added_rows import first_columns, split_vocabulary
@@ -29,6 +32,7 @@ from loraplex_adapters.extras import (
     LoraFactors,
     ModuleTensors,
 )
+from loraplex_adapters.finite import is_finite
 from loraplex_adapters.folder import open_regular
 from loraplex_adapters.header import Header, TensorInfo, read_header
 from loraplex_adapters.layout import HEAD, BaseModel
@@ -79,7 +83,7 @@ class Loader:
             header = read_header(file, os.fstat(file.fileno()).st_size)
             content = read_canonical(header, version)
             self._check(content)
-            tensors = self._read(file, header, version)
+            tensors = self._read(file, header, content, version)
         modules: dict[str, dict[Part, torch.Tensor]] = {
             name: {part: tensors[info.name] for part, info in parts.items()}
             for name, parts in content.modules.items()
@@ -133,25 +137,56 @@ class Loader:
             )
         return AdapterWeights(linear, extras)
 
-    def _read(self, file: BufferedReader, header: Header, version: str) -> dict[str, torch.Tensor]:
+    def _read(
+        self, file: BufferedReader, header: Header, content: CanonicalContent, version: str
+    ) -> dict[str, torch.Tensor]:
         digest = hashlib.sha256()
         file.seek(0)
         digest.update(file.read(header.data_start))
-        tensors = {}
-        for info in header.tensors:  # in the order of their bytes, so the digest is of the file
-            raw = bytearray(info.num_bytes)
-            if file.readinto(raw) < info.num_bytes:
-                raise TruncatedFile("the file shrank while it was read", tensor=info.name)
-            digest.update(raw)
-            tensors[info.name] = self._convert(raw, info)
+        num_bytes = sum(info.num_bytes for info in header.tensors)
+        raw = torch.empty(num_bytes, dtype=torch.uint8).numpy()
+        if file.readinto(raw.data) < num_bytes:
+            raise TruncatedFile("the file shrank while it was read")
+        digest.update(raw)
         if digest.hexdigest() != version:
             raise CorruptVersion(version=version, found=digest.hexdigest())
+        if self._is_uniform(content):
+            return self._views(raw, header)
+        first = header.data_start
+        return {
+            info.name: self._convert(raw[info.start - first :][: info.num_bytes].copy(), info)
+            for info in header.tensors
+        }
+
+    def _is_uniform(self, content: CanonicalContent) -> bool:
+        """Nothing but factors of projections, of one dtype, for slots in this machine's memory."""
+        kinds = {self.base.modules[name].kind for name in content.modules}
+        stored = {info.dtype for parts in content.modules.values() for info in parts.values()}
+        is_alone = not (self.pin_memory or content.has_more_than_factors or content.added)
+        return is_alone and kinds == {"linear"} and len(stored) == 1
+
+    def _views(self, raw: npt.NDArray[np.uint8], header: Header) -> dict[str, torch.Tensor]:
+        """All tensors as they lie in one: a call for each would cost more than their bytes."""
+        saved = torch.frombuffer(raw, dtype=TORCH_DTYPES[header.tensors[0].dtype])
+        flat = saved.to(self.dtype)
+        dtype = next(name for name, each in TORCH_DTYPES.items() if each == self.dtype)
+        is_good = is_finite(flat.view(torch.uint8).numpy(), dtype)
+        tensors = {}
+        for info in header.tensors:
+            at = (info.start - header.data_start) // saved.itemsize
+            tensor = flat[at : at + math.prod(info.shape)].view(info.shape)
+            if not is_good:
+                self._check_finite(tensor, info)
+            tensors[info.name] = tensor.T if info.name.endswith(".lora_B.weight") else tensor
         return tensors
 
-    def _convert(self, raw: bytearray, info: TensorInfo) -> torch.Tensor:
+    def _convert(self, raw: npt.NDArray[np.uint8], info: TensorInfo) -> torch.Tensor:
         saved = torch.frombuffer(raw, dtype=TORCH_DTYPES[info.dtype]).view(info.shape)
         rows = saved.T if info.name.endswith(".lora_B.weight") else saved
         tensor = rows.to(torch.float32 if info.name.endswith(VECTORS) else self.dtype).contiguous()
+        self._check_finite(tensor, info)
+        return tensor.pin_memory() if self.pin_memory else tensor
+
+    def _check_finite(self, tensor: torch.Tensor, info: TensorInfo) -> None:
         if not bool(tensor.isfinite().all()):
             raise NonFiniteTensor(f"{info.name} is not finite as {self.dtype}", tensor=info.name)
-        return tensor.pin_memory() if self.pin_memory else tensor

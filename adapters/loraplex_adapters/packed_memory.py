@@ -7,7 +7,7 @@ import torch
 from loraplex_adapters.layout import ProjectionSpec, row_elements
 from loraplex_adapters.loader import AdapterWeights
 from loraplex_kernels.device import has_amx
-from loraplex_kernels.lora import PackedSlab, pack
+from loraplex_kernels.lora import PackedSlab, pack_into
 from loraplex_kernels.memory import sparse_zeros
 
 
@@ -30,14 +30,14 @@ class PackedMemory:
 
     def put(self, weights: AdapterWeights, row_start: int) -> Mapping[str, int]:
         """By module, where its factors lie now; those that the adapter leaves alone lie nowhere."""
-        at, starts = row_start * self._row_elements, dict[str, int]()
+        at, starts, factors = row_start * self._row_elements, dict[str, int](), []
         for projection in self._projections:
             for piece in projection.slices:
-                factors = weights.modules.get(piece.module)
-                if factors is not None:
+                found = weights.modules.get(piece.module)
+                if found is not None:
                     starts[piece.module] = at
-                    packed = pack(factors.a, factors.b)
-                    self.elements[at : at + len(packed)].copy_(packed)
-                    at += len(packed)
+                    factors.append((at, found.a, found.b))
+                    at += found.a.numel() + found.b.numel()
         assert at <= (row_start + weights.rank) * self._row_elements
+        pack_into(self.elements, factors)
         return starts

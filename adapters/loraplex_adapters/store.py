@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-import numpy as np
-
 from loraplex_adapters.added_tokens import AddedTokens
 from loraplex_adapters.canonical import (
     CANONICAL_NAME,
@@ -28,6 +26,7 @@ from loraplex_adapters.canonical import (
     read_metadata,
 )
 from loraplex_adapters.errors import CorruptVersion, NonFiniteTensor, TruncatedFile, UnknownVersion
+from loraplex_adapters.finite import is_finite
 from loraplex_adapters.folder import open_adapter, open_regular
 from loraplex_adapters.fused_experts import with_single_experts
 from loraplex_adapters.header import TensorInfo
@@ -177,18 +176,9 @@ def _chunks(source: BufferedReader, tensor: TensorInfo) -> Iterator[bytes]:
         chunk = source.read(wanted)
         if len(chunk) < wanted:
             raise TruncatedFile("the file shrank while it was read", tensor=tensor.name)
-        if not _is_finite(chunk, tensor.dtype):
+        if not is_finite(chunk, tensor.dtype):
             raise NonFiniteTensor(f"{tensor.name} holds NaN or infinity", tensor=tensor.name)
         yield chunk
-
-
-def _is_finite(chunk: bytes, dtype: str) -> bool:
-    if dtype == "BF16":
-        exponent = np.frombuffer(chunk, np.uint16) & 0x7F80
-        return not bool((exponent == 0x7F80).any())
-    return bool(
-        np.isfinite(np.frombuffer(chunk, np.float32 if dtype == "F32" else np.float16)).all()
-    )
 
 
 def _write_synced(path: Path, content: bytes) -> None:

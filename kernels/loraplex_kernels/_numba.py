@@ -6,6 +6,7 @@ version for read-only or strided arrays, and bfloat16, which Numba does not know
 
 import ctypes
 import hashlib
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
@@ -49,6 +50,9 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
+COMPILING = threading.Lock()  # the cache's folder is named by a variable of the whole process
+
+
 class Kernel:
     """A compiled function of one fixed signature; compiled at its first call or by compile()."""
 
@@ -62,8 +66,11 @@ class Kernel:
 
     def compile(self) -> None:
         """Load from the cache or compile; no call compiles anything afterwards."""
-        if self._is_compiled:
-            return
+        with COMPILING:
+            if not self._is_compiled:
+                self._compile()
+
+    def _compile(self) -> None:
         root = numba.config.CACHE_DIR
         try:
             numba.config.CACHE_DIR = str(

@@ -2,6 +2,8 @@
 
 import psutil
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loraplex_adapters.extras import LoraFactors
 from loraplex_adapters.layout import ProjectionSpec, SliceSpec
@@ -56,6 +58,18 @@ def test_slices_follow_each_other_and_those_left_alone_take_nothing() -> None:
     assert torch.equal(taken, torch.cat(parts))
     taken.zero_()
     assert torch.equal(memory.elements, before), "nothing outside its rows"
+
+
+@given(st.integers(1, 70), st.integers(1, 70), st.booleans())
+def test_an_adapter_is_packed_like_its_factors_one_by_one(q: int, o: int, is_saved: bool) -> None:
+    memory, adapter = PackedMemory(PROJECTIONS, 70), weights(q=q, o=o)
+    if is_saved:  # as it lies in a file: B [width, rank]
+        turned = {n: f._replace(b=f.b.T.contiguous().T) for n, f in adapter.modules.items()}
+        adapter = AdapterWeights(turned)
+    starts = memory.put(adapter, 0)
+    for name, factors in adapter.modules.items():
+        packed = pack(factors.a, factors.b)
+        assert torch.equal(memory.elements[starts[name] :][: len(packed)], packed)
 
 
 def test_slots_have_what_was_published_last() -> None:

@@ -1,12 +1,16 @@
 import hashlib
+import itertools
 import json
 import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save
 from tests.adapters.folders import (
     BASE,
     CONFIG,
@@ -25,8 +29,9 @@ from loraplex_adapters.errors import (
     UnknownVersion,
     UnmatchedTensors,
 )
+from loraplex_adapters.finite import is_finite
 from loraplex_adapters.layout import BaseModel
-from loraplex_adapters.loader import Loader
+from loraplex_adapters.loader import TORCH_DTYPES, Loader
 from loraplex_adapters.manifest import Limits
 from loraplex_adapters.store import AdapterStore
 
@@ -187,6 +192,34 @@ def test_value_beyond_the_slabs_dtype_is_refused(store: AdapterStore, tmp_path: 
         Loader(BASE, 16, torch.float16).load(store.path(stored.version), stored.version)
 
     assert caught.value.code == "non_finite_tensor"
+    assert caught.value.data["tensor"] == f"{Q}.lora_A.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", [{"F32"}, {"BF16"}, {"F16"}, {"F32", "BF16"}])
+def test_factors_are_those_saved_in_the_engines_dtype(
+    store: AdapterStore, tmp_path: Path, stored: set[str], dtype: torch.dtype
+) -> None:
+    dtypes = itertools.cycle(sorted(stored))
+    saved = {
+        name: torch.from_numpy(tensor).to(TORCH_DTYPES[next(dtypes)])
+        for name, tensor in lora_tensors().items()
+    }
+    folder = write_adapter(tmp_path / "b", save(saved))
+    version = store.put(folder, base=BASE, limits=LIMITS).version
+    loaded = Loader(BASE, 16, dtype).load(store.path(version), version)
+    assert len(loaded.modules) == 2
+    for name, factors in loaded.modules.items():
+        a, b = (saved[f"base_model.model.{name}.lora_{x}.weight"].to(dtype) for x in "AB")
+        assert torch.equal(factors.a, a)
+        assert torch.equal(factors.b, b.T)
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), max_size=9), st.sampled_from(["BF16", "F16", "F32"]))
+def test_finite_is_what_torch_says(words: list[int], dtype: str) -> None:
+    raw = np.array(words + [0] * (len(words) % 2), np.uint16).tobytes()
+    found = torch.tensor(list(raw), dtype=torch.uint8).view(TORCH_DTYPES[dtype])
+    assert is_finite(raw, dtype) == bool(found.isfinite().all())
 
 
 def test_report_survives_json(store: AdapterStore, version: str) -> None:

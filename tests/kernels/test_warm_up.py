@@ -4,10 +4,14 @@ import os
 import platform
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
+from loraplex_kernels._numba import Kernel, pointer_u16
 from loraplex_kernels.device import implementation
 from loraplex_kernels.errors import UnsupportedDevice, UnsupportedDtype
 from loraplex_kernels.norm import rms_norm
@@ -24,6 +28,25 @@ def test_each_kernel_has_one_signature_and_keeps_it() -> None:
         rms_norm(torch.from_numpy(frozen), torch.ones(8), 1e-5)
     rms_norm(torch.randn(3, 8).bfloat16(), torch.ones(8).bfloat16(), 1)  # an int where a float goes
     assert signature_counts() == counts
+
+
+def test_threads_that_call_a_kernel_first_compile_it_once() -> None:
+    values = np.ones((8, 2), np.uint16)
+
+    def increase(address: int) -> None:
+        pointer_u16(address)[0] += 1
+
+    made = Kernel(increase, "void(int64)", parallel=False)
+    start = threading.Barrier(len(values))
+
+    def call(address: int) -> None:
+        start.wait()
+        made(address)
+
+    with ThreadPoolExecutor(len(values)) as threads:
+        list(threads.map(call, (row.ctypes.data for row in values)))
+    assert (values[:, 0] == 2).all()
+    assert made.num_signatures == 1
 
 
 def test_a_missing_kernel_is_an_error() -> None:

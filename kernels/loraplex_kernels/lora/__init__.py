@@ -3,7 +3,7 @@
 import torch
 
 from loraplex_kernels.device import implementation
-from loraplex_kernels.lora.packed import PackedSlab, pack
+from loraplex_kernels.lora.packed import PackedSlab, pack, pack_into
 from loraplex_kernels.lora.segments import Int32Array, LoraSegments, build_segments
 from loraplex_kernels.lora.slab import LoraSlab
 
@@ -16,6 +16,7 @@ __all__ = [
     "apply_lora",
     "build_segments",
     "pack",
+    "pack_into",
 ]
 
 Slab = LoraSlab | PackedSlab

@@ -33,8 +33,11 @@ from loraplex_kernels._numba import (
     prefetch_rows,
 )
 from loraplex_kernels._vector import fma, load, load_bf16, splat, store
+from loraplex_kernels.lora._packing import pack_into
 from loraplex_kernels.lora.packed import COLUMNS, INNER, PackedSlab
 from loraplex_kernels.lora.segments import LoraSegments
+
+__all__ = ["apply_lora", "pack_into"]
 
 TOKENS = 16  # of one chunk
 TILE_BYTES = 1024

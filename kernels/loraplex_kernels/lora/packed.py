@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from loraplex_kernels.device import has_amx
+from loraplex_kernels.device import has_amx, implementation
 from loraplex_kernels.lora.slab import MAX_SLICES
 
 INNER = 32  # elements that one product sums
@@ -60,6 +60,17 @@ class PackedSlab:
 def pack(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """[rank, in_features] and [rank, width] as a slab holds them: rank * (in_features + width) elements."""
     return torch.cat([_pack_a(a), _pack_b(b)])
+
+
+def pack_into(
+    memory: torch.Tensor, factors: Sequence[tuple[int, torch.Tensor, torch.Tensor]]
+) -> None:
+    """Write `pack(a, b)` at each (start, a, b); bfloat16, B in any strides."""
+    for start, a, b in factors:
+        assert {memory.dtype, a.dtype, b.dtype} == {torch.bfloat16}
+        assert a.stride(1) == 1
+        assert 0 <= start <= len(memory) - a.numel() - b.numel()
+    implementation(__package__, "amx").pack_into(memory, factors)
 
 
 def _pack_a(a: torch.Tensor) -> torch.Tensor:

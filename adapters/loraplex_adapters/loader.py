@@ -147,7 +147,7 @@ class Loader:
         raw = torch.empty(num_bytes, dtype=torch.uint8).numpy()
         if file.readinto(raw.data) < num_bytes:
             raise TruncatedFile("the file shrank while it was read")
-        digest.update(raw)
+        digest.update(raw.data)
         if digest.hexdigest() != version:
             raise CorruptVersion(version=version, found=digest.hexdigest())
         if self._is_uniform(content):

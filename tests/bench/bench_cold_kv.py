@@ -18,6 +18,7 @@ import torch
 from paired import alternate, ratio
 
 from loraplex_kernels.attention import paged_attention
+from loraplex_kernels.memory import dense_zeros
 from loraplex_kernels.warm_up import warm_up
 
 SEQS, CONTEXT, HEADS, KV_HEADS, DIM, PAGE = 32, 384, 9, 3, 64, 16
@@ -31,8 +32,9 @@ def main() -> None:
     parser.add_argument("--cold-mb", type=int, default=1100, help="twice this machine's last cache")
     args = parser.parse_args()
     warm_up()
-    caches = torch.randn(args.layers, 2, PAGES, KV_HEADS, PAGE, DIM).to(torch.bfloat16)
-    plain = torch.ones(caches.nbytes // 4)  # float32, as many bytes
+    shape = (args.layers, 2, PAGES, KV_HEADS, PAGE, DIM)
+    caches = dense_zeros(shape, torch.bfloat16).normal_()  # in huge pages, as the engine's pool
+    plain = dense_zeros((caches.nbytes // 4,), torch.float32).fill_(1)  # as many bytes
     others = torch.zeros(args.cold_mb * 2**20 // 4)
     tables = torch.randperm(PAGES).view(SEQS, -1).to(torch.int32)
     q = torch.randn(SEQS, HEADS, DIM).to(torch.bfloat16)

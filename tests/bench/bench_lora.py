@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -125,6 +126,8 @@ def main() -> None:
         cache.close()
     print(f"load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads, {args.rounds} rounds")
     print(f"LoRA kernels called in base-only steps: 0, in all: {calls.count}")
+    medians = ", ".join(f"{name} {median(rates):.0f}" for name, rates in seen.items())
+    print(f"output tokens a second: {medians}")
     print(f"resting / without: {ratio(seen['resting'], seen['without'])}")
     print(f"sixteen adapters in use / base only: {ratio(seen['in use'], seen['resting'])}")
 

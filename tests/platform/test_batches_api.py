@@ -15,8 +15,9 @@ from openai import (
     UnprocessableEntityError,
 )
 from openai.types import Batch
-from tests.platform.batch_stand import URL, jsonl, line, results, run, submit, until, until_final
+from tests.platform.batch_stand import URL, jsonl, line, results, run, submit, until_final
 from tests.platform_stand import BASE, Seeded, Served, letter_engine, listening, usage_of
+from tests.until import until
 
 from loraplex_platform.batches import service
 

@@ -1,7 +1,7 @@
 """Postgres goes away under a running API, and comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.platform_stand import (
     usage_of,
 )
 from tests.services import PostgresServer, running_postgres
+from tests.until import until
 
 from loraplex_admin.app import mount_console
 from loraplex_admin.cookies import LOOPBACK
@@ -83,12 +84,6 @@ def assert_away(answer: httpx2.Response) -> None:
     assert (error["type"], error["code"]) == ("service_unavailable_error", "server_is_overloaded")
     assert answer.headers["retry-after"] == "1"
     assert "postgres" not in answer.text.lower()
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await is_so():  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(0.05)
 
 
 async def test_cached_keys_serve_others_are_told_503_and_nothing_is_lost(stand: Stand) -> None:

@@ -1,6 +1,5 @@
 """The parity self-test: passes on what is served rightly, notices what is not, and runs beside steps."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 from tests.engine.smollm2 import ADAPTERS
 from tests.engine.test_peft_variants import TIED, UNTIED, make_world, save_variant
 from tests.engine.tiny import make_model
+from tests.until import wait_until
 
 from loraplex_adapters.cache import AdapterCache
 from loraplex_adapters.layout import BaseModel
@@ -42,10 +42,7 @@ PICKED = {
 
 
 def wait_for_checks(cache: AdapterCache, count: int) -> tuple[ParityCheck, ...]:
-    deadline = time.monotonic() + 60
-    while len(cache.checks) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: len(cache.checks) >= count)
     return cache.checks
 
 

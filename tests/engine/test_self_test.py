@@ -112,7 +112,7 @@ def test_an_adapter_that_is_computed_wrongly_does_not_pass(tmp_path: Path) -> No
 
 def test_beside_steps_it_pauses_after_each_projection(tmp_path: Path) -> None:
     stand, pauses = Stand(tmp_path), list[float]()
-    pace = Pace(sleep=pauses.append)
+    pace = Pace(clock=lambda: 0.0, sleep=pauses.append)  # whoever stepped did so just now
     model = replace(load_model(stand.config), pace=pace)
     cache = adapter_cache(stand.config, model, stand.store)
     cache.check(stand.version)

@@ -28,6 +28,7 @@ from loraplex_platform.app import create_app
 from loraplex_platform.auth.admin_keys import AdminKeyService
 from loraplex_platform.auth.authenticator import OUTAGE_S
 from loraplex_platform.config import Settings
+from loraplex_platform.db import database as db
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import ManualClock
 from loraplex_platform.openai.served_model import ServedModel
@@ -54,8 +55,11 @@ class Stand:
 
 
 @pytest.fixture
-async def stand(tmp_path: Path, model: ServedModel) -> AsyncIterator[Stand]:
+async def stand(
+    tmp_path: Path, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stand]:
     """An API of its own on a Postgres of its own; nobody is asked twice by a client."""
+    monkeypatch.setattr(db, "CONNECT_S", 60)  # one that is killed refuses at once
     with running_postgres() as server:
         url = await asyncio.to_thread(server.create_database, "outage")
         await asyncio.to_thread(upgrade, url)

@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from tests.secrecy import Watch, record_of_run, watching
 from tests.services import PostgresServer, RedisServer, running_postgres, running_redis
 
 # Read when torch is imported: threads that spin between products starve a machine that does more.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# How long an example takes is the machine's affair.
+settings.register_profile(
+    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

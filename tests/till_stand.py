@@ -122,4 +122,4 @@ async def open_till(
 
 def redis_store(url: str) -> RedisStore:
     """With a timeout that a busy machine keeps."""
-    return RedisStore(url, timeout_s=10)
+    return RedisStore(url, timeout_s=60)

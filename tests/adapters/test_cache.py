@@ -85,7 +85,7 @@ def new_cache(
 def settle(cache: AdapterCache, *versions: str) -> list[LoadOutcome]:
     """Poll until none of these is loading."""
     outcomes = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(cache.state(version) == "loading" for version in versions):
         assert time.monotonic() < deadline
         outcomes += cache.poll()

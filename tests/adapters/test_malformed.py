@@ -351,7 +351,9 @@ def test_every_leaf_of_the_weights_is_in_the_corpus() -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_spoiled_files_are_judged_without_surprise(data: st.DataObject, tmp_path: Path) -> None:

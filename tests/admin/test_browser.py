@@ -13,11 +13,11 @@ from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 from tests.admin.test_pages import asked
 from tests.console_stand import LOOPBACK, PASSWORD, ConsoleStand, console_stand
 from tests.platform_stand import Seeded, home_like, letter_engine, listening, seed
+from tests.until import until
 
 from loraplex_admin.app import mount_console
 from loraplex_platform.admission.service import LimitService, Subject
 from loraplex_platform.app import create_app
-from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.supervision.first_operator import EMAIL, first_link
 
@@ -88,10 +88,11 @@ async def limit_acme(stand: ConsoleStand) -> None:
 
 async def eventually_refused(stand: ConsoleStand, key: str) -> None:
     """Running servers follow within a second."""
-    until = SystemClock().monotonic() + 5
-    while await asked(stand, key) != [401]:
-        assert SystemClock().monotonic() < until
-        await asyncio.sleep(0.2)
+
+    async def is_refused() -> bool:
+        return await asked(stand, key) == [401]
+
+    await until(is_refused)
 
 
 @pytest.mark.parametrize("javascript", [True, False])
@@ -145,14 +146,13 @@ async def find_why_and_raise(stand: ConsoleStand, page: Page, keys: Seeded) -> N
 
 async def alerted(page: Page) -> None:
     """Look at the overview until it tells: all who look share a reading for two seconds."""
-    until = SystemClock().monotonic() + 15
-    while True:
+
+    async def tells() -> bool:
         await page.get_by_role("link", name="Overview").click()
         await page.wait_for_load_state()
-        if await page.get_by_role("link", name="see why").is_visible():
-            return
-        assert SystemClock().monotonic() < until
-        await asyncio.sleep(0.2)
+        return await page.get_by_role("link", name="see why").is_visible()
+
+    await until(tells)
 
 
 async def rotate(stand: ConsoleStand, page: Page, keys: Seeded) -> None:
@@ -175,7 +175,7 @@ async def test_overview_follows_by_itself_and_draws_what_its_tables_say(
         await limit_acme(stand)
         await asked(stand, keys.acme, 3)
         await stand.app.state.rejections.flush()
-        await page.get_by_role("link", name="see why").wait_for(timeout=15_000)
+        await page.get_by_role("link", name="see why").wait_for(timeout=60_000)
         assert await page.locator("figure canvas").count() == 2
         table = page.locator("#refused-chart table")
         cells = await table.evaluate(

@@ -1,6 +1,5 @@
 """What end-to-end tests stand on: a tiny model with real weights, and `loraplex serve` as a process."""
 
-import asyncio
 import json
 import os
 import signal
@@ -8,7 +7,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -22,6 +20,7 @@ from openai import AsyncOpenAI, OpenAI
 from safetensors.torch import save_file
 from tests.platform_stand import tiny_model
 from tests.secrecy import Watch
+from tests.until import until, wait_until
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex_engine.client import RemoteEngine
@@ -80,14 +79,6 @@ def environment(home: Path, **settings: object) -> dict[str, str]:
     return env | {f"LORAPLEX_{name}": str(value) for name, value in given.items()}
 
 
-def until(condition: Callable[[], object], timeout_s: float, what: str) -> float:
-    started_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() < started_s + timeout_s, f"waited {timeout_s} s for {what}"
-        time.sleep(0.05)
-    return time.monotonic() - started_s
-
-
 @dataclass(slots=True)
 class Served:
     """A running `loraplex serve`."""
@@ -143,7 +134,7 @@ class Served:
 def readiness(port: int) -> int:
     """The status of /readyz; 0 when nobody answers."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:
@@ -153,13 +144,19 @@ def readiness(port: int) -> int:
 
 
 async def until_stats(
-    engine: RemoteEngine, condition: Callable[[EngineStats], object], timeout_s: float
+    engine: RemoteEngine, condition: Callable[[EngineStats], object]
 ) -> EngineStats:
     """The first of the engine's statistics that meet the condition; it may be away meanwhile."""
-    async with asyncio.timeout(timeout_s):
-        while (stats := engine.stats) is None or not condition(stats):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    return stats
+    found = list[EngineStats]()
+
+    def is_met() -> bool:
+        stats = engine.stats
+        if stats is not None and condition(stats):
+            found.append(stats)
+        return bool(found)
+
+    await until(is_met)
+    return found[-1]
 
 
 def holds_nothing(stats: EngineStats) -> bool:
@@ -177,7 +174,7 @@ async def engine_of(served: Served) -> AsyncIterator[RemoteEngine]:
     engine = RemoteEngine(f"ipc://{served.home / 'engine.sock'}")
     await engine.start()
     try:
-        await until_stats(engine, bool, 30)
+        await until_stats(engine, bool)
         yield engine
     finally:
         await engine.close()
@@ -216,7 +213,7 @@ def serving(
             command, env=env, cwd=home.parent, stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        until(
+        wait_until(
             lambda: b"Ready after" in log.read_bytes() or process.poll() is not None,
             300,
             "readiness",
@@ -226,7 +223,7 @@ def serving(
         if process.poll() is None:  # a test may have killed it
             children = psutil.Process(process.pid).children()
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0, log.read_text()
+            assert process.wait(60) == 0, log.read_text()
             assert not [child for child in children if child.is_running()]
             assert leaks_of(home, log) == []
     finally:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 from openai import NotFoundError, OpenAI
 from tests.added_tokens import TOKENS, TOOL, add_tokens, outspoken
-from tests.e2e.stand import Served, tiny_adapter, until
+from tests.e2e.stand import Served, tiny_adapter
+from tests.until import wait_until
 
 from loraplex_platform.openai.served_model import ServedModel
 
@@ -60,7 +61,7 @@ def test_an_added_adapter_has_passed_its_self_test_within_seconds(
     def shown() -> str:
         return served.cli("adapters", "show", "--tenant", "initech", "tested@1")
 
-    until(lambda: "parity: not tested yet" not in shown(), 60, "the self-test")
+    wait_until(lambda: "parity: not tested yet" not in shown(), what="the self-test")
     assert shown().strip().startswith("parity: passed"), shown()
 
 
@@ -89,5 +90,5 @@ def test_an_added_token_is_said_and_an_added_end_heard(
     def shown() -> str:
         return served.cli("adapters", "show", "--tenant", "acme", "loud@1")
 
-    until(lambda: "parity: not tested yet" not in shown(), 60, "the self-test")
+    wait_until(lambda: "parity: not tested yet" not in shown(), what="the self-test")
     assert shown().strip().startswith("parity: passed"), shown()

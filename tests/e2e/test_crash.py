@@ -6,7 +6,8 @@ from collections import Counter
 import openai
 import pytest
 from openai import AsyncOpenAI
-from tests.e2e.stand import Served, engine_of, holds_nothing, until, until_stats
+from tests.e2e.stand import Served, engine_of, holds_nothing, until_stats
+from tests.until import wait_until
 
 from loraplex_engine.messages import EngineStats
 
@@ -43,9 +44,9 @@ def eight_are_midway(stats: EngineStats) -> bool:
     return sum(sequence.completion_tokens > 0 for sequence in stats.sequences) == 8
 
 
-async def readiness_is(served: Served, status: int, timeout_s: float) -> None:
+async def readiness_is(served: Served, status: int) -> None:
     what = f"/readyz to say {status}"
-    await asyncio.to_thread(until, lambda: served.readiness() == status, timeout_s, what)
+    await asyncio.to_thread(wait_until, lambda: served.readiness() == status, what=what)
 
 
 async def test_engine_killed_under_load(served: Served) -> None:
@@ -58,17 +59,17 @@ async def test_engine_killed_under_load(served: Served) -> None:
         await asyncio.gather(*(event.wait() for event in begun))
         request = asking(served, WHOLE_TOKENS)
         wholes = [asyncio.create_task(whole(client, request)) for _ in range(4)]
-        await until_stats(engine, eight_are_midway, 30)
+        await until_stats(engine, eight_are_midway)
 
         served.child("loraplex_engine").kill()
 
-        await readiness_is(served, 503, 10)
+        await readiness_is(served, 503)
         ends = await asyncio.gather(*streams, return_exceptions=True)
         assert [type(end) for end in ends] == [openai.APIError] * 4
         assert await asyncio.gather(*wholes) == [WHOLE_TOKENS] * 4
-        await readiness_is(served, 200, 60)
+        await readiness_is(served, 200)
         assert served.child("loraplex_platform.api").pid == api
-        await until_stats(engine, holds_nothing, 10)
+        await until_stats(engine, holds_nothing)
 
     def new_events() -> Counter[tuple[object, ...]]:
         rows = served.rows(
@@ -76,5 +77,7 @@ async def test_engine_killed_under_load(served: Served) -> None:
         )
         return Counter(row[1:] for row in rows if row[0] not in before)
 
-    await asyncio.to_thread(until, lambda: new_events().total() >= 8, 10, "eight usage events")
+    await asyncio.to_thread(
+        wait_until, lambda: new_events().total() >= 8, what="eight usage events"
+    )
     assert new_events() == {("error", 1, 1): 4, ("length", 2, 1): 4}

@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from tests.e2e.stand import Served, engine_of, holds_nothing, serving, until_stats
+from tests.until import until
 
 from loraplex_engine.messages import EngineStats
 
@@ -92,9 +93,7 @@ def counted(stats: EngineStats) -> dict[str, tuple[int, ...]]:
 
 async def written(served: Served, number: int) -> None:
     """Until so many events are there: the last ones are on their way when the engine is idle."""
-    async with asyncio.timeout(20):
-        while served.rows("select count(*) from usage_event") != [(number,)]:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until(lambda: served.rows("select count(*) from usage_event") == [(number,)])
 
 
 async def test_a_thousand_mixed_requests_are_billed_as_counted(cramped: Served) -> None:
@@ -113,9 +112,9 @@ async def test_a_thousand_mixed_requests_are_billed_as_counted(cramped: Served) 
     assert min(kinds[kind] for kind in ("whole", "streamed", "hung up", "wrong", "too long")) > 40
     admitted = kinds["whole"] + kinds["streamed"] + kinds["hung up"]
     async with engine_of(served) as engine:
-        await until_stats(engine, holds_nothing, 30)
+        await until_stats(engine, holds_nothing)
         await written(served, admitted)
-        stats = await until_stats(engine, holds_nothing, 30)
+        stats = await until_stats(engine, holds_nothing)
     assert billed(served) == counted(stats)
     assert stats.preemptions > 0
     assert stats.tokens.recomputed > 0
@@ -161,12 +160,12 @@ async def crash(served: Served, client: AsyncOpenAI) -> None:
             asyncio.create_task(client.chat.completions.create(**request))  # type: ignore[call-overload]
             for _ in range(3)
         ]
-        running = await until_stats(engine, all_are_midway, 30)
+        running = await until_stats(engine, all_are_midway)
         served.child("loraplex_engine").send_signal(signal.SIGKILL)
         delivered = await asyncio.gather(*streams)
         answers = await asyncio.gather(*wholes)
         stats = await until_stats(
-            engine, lambda s: s.engine_id != running.engine_id and holds_nothing(s), 60
+            engine, lambda s: s.engine_id != running.engine_id and holds_nothing(s)
         )
     await written(served, len(before) + 6)
     columns = "request_id, completion_tokens, discarded_tokens, attempts, outcome"
@@ -201,7 +200,7 @@ async def test_a_server_that_is_told_to_stop_writes_down_what_it_served(
                 streams = [
                     asyncio.create_task(streamed_to_its_end(client, request)) for _ in range(6)
                 ]
-                await until_stats(engine, all_are_midway, 30)
+                await until_stats(engine, all_are_midway)
             served.process.send_signal(signal.SIGTERM)
             delivered = await asyncio.gather(*streams)
             assert await asyncio.to_thread(served.process.wait, 60) == 0, served.log.read_text()

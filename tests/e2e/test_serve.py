@@ -10,7 +10,8 @@ import httpx2
 import openai
 import pytest
 from openai import OpenAI
-from tests.e2e.stand import Served, environment, serving, tiny_adapter, until
+from tests.e2e.stand import Served, environment, serving, tiny_adapter
+from tests.until import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +137,7 @@ def test_killed_parent_leaves_no_orphans(model: Path, tmp_path: Path) -> None:
         children = [served.child("loraplex_engine"), served.child("loraplex_platform.api")]
         served.process.kill()
         served.process.wait()
-        until(lambda: not any(child.is_running() for child in children), 20, "the children's end")
+        wait_until(lambda: not any(c.is_running() for c in children), what="the children's end")
 
 
 def test_new_weights_under_the_same_name_find_no_kv_of_the_old(
@@ -171,6 +172,7 @@ def test_new_weights_under_the_same_name_find_no_kv_of_the_old(
                 data={"name": name, "activate": "true"},
                 files=parts,
                 headers={"authorization": f"Bearer {key}"},
+                timeout=60,
             )
             assert published.status_code in (200, 201), published.text
             answers[name, folder] = say(name)

@@ -15,9 +15,9 @@ from tests.e2e.stand import (
     free_port,
     holds_nothing,
     readiness,
-    until,
     until_stats,
 )
+from tests.until import wait_until
 
 from loraplex_engine.client import RemoteEngine
 from loraplex_engine.messages import Finished, Generate, SamplingParams
@@ -41,7 +41,7 @@ def second_api(served: Served) -> Iterator[tuple["subprocess.Popen[bytes]", str]
     )
     process = subprocess.Popen([sys.executable, "-m", "loraplex_platform.api"], env=env)
     try:
-        until(lambda: readiness(port) == 200, 60, "the second API")
+        wait_until(lambda: readiness(port) == 200, what="the second API")
         yield process, f"http://127.0.0.1:{port}/v1"
     finally:
         process.kill()
@@ -98,8 +98,8 @@ async def test_vanished_clients_sequences_are_soon_gone(
         ) as stream,
     ):
         await anext(stream)
-        await until_stats(bare, lambda stats: stats.running == 1, 30)
+        await until_stats(bare, lambda stats: stats.running == 1)
 
         process.kill()
 
-        await until_stats(bare, holds_nothing, 20)  # its 6,000 tokens would take far longer
+        await until_stats(bare, holds_nothing)  # its 6,000 tokens would take far longer

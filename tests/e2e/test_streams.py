@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 from openai import AsyncOpenAI
-from tests.e2e.stand import Served, engine_of, holds_nothing, serving, until, until_stats
+from tests.e2e.stand import Served, engine_of, holds_nothing, serving, until_stats
+from tests.until import wait_until
 
 from loraplex_engine.messages import DropAdapter
 
@@ -93,14 +94,14 @@ async def test_survivors_of_64_streams_get_their_solo_tokens_and_nothing_is_held
                 for q, n in zip(chosen, leaving, strict=True)
             )
         )
-        stats = await until_stats(engine, holds_nothing, 10)
+        stats = await until_stats(engine, holds_nothing)
         assert len(stats.resident_adapters) == 3
         for version in stats.resident_adapters:
             await engine.send(DropAdapter(version))  # those that a sequence holds would stay
-        await until_stats(engine, lambda stats: stats.free_slots == stats.num_slots, 10)
+        await until_stats(engine, lambda stats: stats.free_slots == stats.num_slots)
 
         demo.child("loraplex_engine").kill()  # the next one has nothing of this in its cache
-        await until_stats(engine, lambda now: now.engine_id != stats.engine_id, 60)
+        await until_stats(engine, lambda now: now.engine_id != stats.engine_id)
         alone = {q: await heard(clients[q.tenant], q, asyncio.Barrier(1)) for q in questions}
 
     for question, leaves_after, tokens in zip(chosen, leaving, together, strict=True):
@@ -109,7 +110,7 @@ async def test_survivors_of_64_streams_get_their_solo_tokens_and_nothing_is_held
     outcomes = "select outcome, count(*) from usage_event group by outcome"
     gone = sum(leaves is not None for leaves in leaving)
     await asyncio.to_thread(
-        until, lambda: dict(demo.rows(outcomes)).get("disconnect") == gone, 10, outcomes
+        wait_until, lambda: dict(demo.rows(outcomes)).get("disconnect") == gone, what=outcomes
     )
     assert dict(demo.rows(outcomes)) == {
         "disconnect": gone, "length": NUM_CLIENTS - gone + len(questions),

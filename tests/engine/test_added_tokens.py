@@ -1,6 +1,5 @@
 """Adapters with tokens beyond the base model's: logits against transformers + PEFT, alone and mixed."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ import torch
 from tests.added_tokens import TOKENS, TOOL, add_tokens, outspoken
 from tests.engine.test_peft_variants import HEARD, TOLERANCE, Variants, distance, save_moved
 from tests.engine.tiny import ALL_MODULES, make_model
+from tests.until import wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
@@ -347,10 +347,8 @@ def test_the_self_test_reads_and_says_added_tokens(speaking: Speaking) -> None:
     cache = run.engine.adapters
     assert isinstance(cache, AdapterCache)
     cache.check(versions["loud"])
-    deadline = time.monotonic() + 20
-    while not (found := cache.checks):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: bool(cache.checks))
+    found = cache.checks
     assert found[0].passed, found
     assert found[0].error is not None
     assert found[0].error < SELF_TEST_TOLERANCE[torch.bfloat16]

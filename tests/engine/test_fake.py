@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests import leaping_time
 
 from loraplex_engine.client import EngineClient
 from loraplex_engine.errors import EngineUnavailable
@@ -78,7 +79,11 @@ async def test_prefix_is_shared_within_a_scope_only() -> None:
     assert last(await collect(engine, replace(REQUEST, adapter="v1"))).cached_tokens == 0
 
 
-async def test_death_midway_raises_in_every_stream_and_restart_serves_again() -> None:
+def test_death_midway_raises_in_every_stream_and_restart_serves_again() -> None:
+    leaping_time.run(die_and_restart())
+
+
+async def die_and_restart() -> None:
     engine = FakeEngine()
     engine.die_after, engine.restart_s = 5, 0.01
     streams = [collect(engine, replace(REQUEST, request_id=f"r{i}")) for i in range(3)]

@@ -13,6 +13,7 @@ from statistics import NormalDist
 
 import pytest
 from tests.engine.tiny import make_model
+from tests.until import until
 
 from loraplex_adapters.store import AdapterStore
 from loraplex_engine.build import LoadedModel, adapter_cache, build_engine, load_model
@@ -75,7 +76,7 @@ def address(loaded: tuple[EngineConfig, LoadedModel], tmp_path: Path) -> Iterato
     thread.start()
     yield f"ipc://{tmp_path}/e"
     server.drain(0.0)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     cache.close()
 
@@ -85,8 +86,7 @@ async def connected(address: str) -> AsyncIterator[RemoteEngine]:
     client = RemoteEngine(address)
     await client.start()
     try:
-        while client.stats is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: client.stats is not None)
         yield client
     finally:
         await client.close()

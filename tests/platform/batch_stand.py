@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -58,12 +57,3 @@ async def results(client: AsyncOpenAI, file_id: str | None) -> dict[str, dict[st
     found = {each["custom_id"]: each for each in lines}
     assert len(found) == len(lines)
     return found
-
-
-async def until(condition: Callable[[], bool], within_s: float = 60) -> None:
-    deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s:
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError

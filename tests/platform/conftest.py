@@ -38,6 +38,7 @@ from loraplex_platform.openai.served_model import ServedModel
 
 ON_SERVERS = os.environ.get("LORAPLEX_TEST_STORES") == "servers"
 MIGRATED, SPARE = "migrated", "spare"
+BUSY_S = 60  # on a busy machine a server may take longer than a request would wait for it
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -121,9 +122,8 @@ def settings(
     url, redis_url = server.url(MIGRATED), request.getfixturevalue("redis_url")
     monkeypatch.setenv("LORAPLEX_DATABASE_URL", url)  # commands stand on the same servers
     monkeypatch.setenv("LORAPLEX_REDIS_URL", redis_url)
-    # On a busy machine a server may take longer than a request would wait for it.
-    monkeypatch.setattr(db, "CONNECT_S", 60)
-    return replace(home, database_url=url, redis_url=redis_url, redis_timeout_s=60)
+    monkeypatch.setattr(db, "CONNECT_S", BUSY_S)
+    return replace(home, database_url=url, redis_url=redis_url, redis_timeout_s=BUSY_S)
 
 
 @pytest.fixture(scope="session")
@@ -135,8 +135,11 @@ def migrated_rows(postgres: PostgresServer) -> Rows:
 
 
 @pytest.fixture
-def migrated_postgres_url(postgres: PostgresServer, migrated_rows: Rows) -> str:
+def migrated_postgres_url(
+    postgres: PostgresServer, migrated_rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> str:
     """A migrated database without tenants for one test, whatever `settings` stand on."""
+    monkeypatch.setattr(db, "CONNECT_S", BUSY_S)
     postgres.refill(SPARE, migrated_rows)
     return postgres.url(SPARE)
 

@@ -32,7 +32,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[LimitStore]:
     if request.param == "memory":
         yield MemoryStore()
     else:
-        shared = RedisStore(request.getfixturevalue("redis_url"), timeout_s=10)
+        shared = RedisStore(request.getfixturevalue("redis_url"), timeout_s=60)
         yield shared
         await shared.close()
 

@@ -13,6 +13,7 @@ from tests.adapter_stand import (
     code_of,
     weights_of,
 )
+from tests.until import until
 
 from loraplex_engine.fake import FakeEngine
 from loraplex_engine.messages import CheckAdapter, DropAdapter, PinAdapter, PreloadAdapter
@@ -40,8 +41,7 @@ async def answered_by(engine: FakeEngine, client: AdapterClient, model: str, **b
 
 
 async def until_running(engine: FakeEngine) -> None:
-    while not engine.num_running:  # noqa: ASYNC110 (the twin has no event to wait for)
-        await asyncio.sleep(0.005)
+    await until(lambda: engine.num_running > 0)
 
 
 async def test_an_uploaded_adapter_answers_at_once_under_its_version(

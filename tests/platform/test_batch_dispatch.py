@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from openai import AsyncOpenAI, ConflictError
-from tests.platform.batch_stand import jsonl, line, results, run, submit, until, until_final
+from tests.platform.batch_stand import jsonl, line, results, run, submit, until_final
 from tests.platform_stand import (
     BASE,
     Seeded,
@@ -21,6 +21,7 @@ from tests.platform_stand import (
     seed,
     usage_of,
 )
+from tests.until import until
 
 from loraplex_engine.fake import FakeEngine
 from loraplex_platform.admission.service import LimitService, Subject
@@ -37,7 +38,7 @@ from loraplex_platform.kit.principal import COMMAND_LINE
 from loraplex_platform.openai.served_model import ServedModel
 from loraplex_platform.tenants.service import TenantService
 
-LEASE_S = 1.0
+LEASE_S = 60.0
 TICK_S = 0.1
 
 
@@ -60,10 +61,12 @@ async def serving(
         yield Served(app, engine, base_url, home[1], stack)
 
 
-def idle_queue(served: Served, clock: ManualClock | None = None) -> LineQueue:
+def idle_queue(
+    served: Served, clock: ManualClock | None = None, lease_s: float = LEASE_S
+) -> LineQueue:
     """A queue over the same database, for a dispatcher that the test plays."""
     queue: LineQueue = served.app.state.jobs._queue
-    return LineQueue(queue._database, queue._files, queue._books, clock or SystemClock(), LEASE_S)
+    return LineQueue(queue._database, queue._files, queue._books, clock or SystemClock(), lease_s)
 
 
 def no_room(served: Served) -> None:
@@ -80,17 +83,17 @@ async def ready(served: Served, count: int) -> str:
 
 
 async def until_in_progress(client: AsyncOpenAI, batch_id: str) -> None:
-    async with asyncio.timeout(5):
-        while (await client.batches.retrieve(batch_id)).status != "in_progress":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    async def is_in_progress() -> bool:
+        return (await client.batches.retrieve(batch_id)).status == "in_progress"
+
+    await until(is_in_progress)
 
 
 async def test_two_dispatchers_share_a_batch_and_run_each_line_once(
     home: tuple[Settings, Seeded], model: ServedModel
 ) -> None:
     engine = letter_engine(step_s=0.002)
-    patient = (replace(home[0], batch_lease_s=30.0), home[1])
-    async with serving(patient, model, engine) as one, serving(patient, model, engine):
+    async with serving(home, model, engine) as one, serving(home, model, engine):
         content = jsonl(*(line(str(i)) for i in range(120)))
         batch = await run(one.client(), content)
         assert batch.request_counts.completed == 120
@@ -118,11 +121,14 @@ async def test_a_claim_that_was_taken_over_writes_nothing(
 ) -> None:
     async with serving(home, model) as served:
         await ready(served, 1)
-        queue = idle_queue(served)
-        (late,) = await queue.claim("late", 1)
-        async with asyncio.timeout(10):
-            while not (taken := await queue.claim("second", 1)):  # noqa: ASYNC110
-                await asyncio.sleep(TICK_S)  # until the app's dispatcher has taken it away
+        (late,) = await idle_queue(served, lease_s=0.1).claim("late", 1)
+        queue, taken = idle_queue(served), list[Work]()
+
+        async def is_taken_away() -> bool:  # by the app's dispatcher
+            taken.extend(await queue.claim("second", 1))
+            return bool(taken)
+
+        await until(is_taken_away)
         (second,) = taken
         assert second.claim.epoch == late.claim.epoch + 1
         await queue.close([Ended(late.claim, Failed("req_late", 400, "{}"))])
@@ -218,13 +224,12 @@ async def test_a_stopped_dispatcher_gives_its_lines_to_the_next(
 
 
 async def until_released(served: Served, batch_id: str) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            async with served.app.state.database.reading() as session:
-                row = await BatchRepository(session).any_of(batch_id)
-            if row is not None and row.lease_until is None:
-                return
-            await asyncio.sleep(0.02)
+    async def is_released() -> bool:
+        async with served.app.state.database.reading() as session:
+            row = await BatchRepository(session).any_of(batch_id)
+        return row is not None and row.lease_until is None
+
+    await until(is_released)
 
 
 async def test_a_step_that_another_took_meanwhile_is_not_taken_again(
@@ -354,9 +359,12 @@ async def test_a_suspended_tenants_batch_waits_until_it_is_active_again(served: 
     await asyncio.sleep(5 * TICK_S)
     assert served.engine.requests == []
     await tenants.move(COMMAND_LINE, tenant, "active")
-    async with asyncio.timeout(10):
-        while (await served.app.state.batches.progress(tenant))[0].completed < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+
+    async def are_completed() -> bool:
+        (progress,) = await served.app.state.batches.progress(tenant)
+        return bool(progress.completed == 3)
+
+    await until(are_completed)
     assert made == served.engine.requests[0].job_id
 
 

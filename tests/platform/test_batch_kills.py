@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.platform.batch_stand import jsonl, line
 from tests.platform.doomed import POINTS
 from tests.platform_stand import BASE, seed, tiny_model
 from tests.services import running_postgres, running_redis
+from tests.until import until
 
 from loraplex_adapters.blobs import BlobStore
 from loraplex_engine.server import EngineServer
@@ -44,7 +44,7 @@ from loraplex_platform.usage.rating import cost_pico, sku_of, tokens_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-LEASE_S, TICK_S = 2.0, 0.2
+LEASE_S, TICK_S = 5.0, 0.2
 START_S = 120.0  # a process may take so long to start on a busy machine
 
 
@@ -65,7 +65,7 @@ def engine_at(address: str) -> Iterator[CountdownCore]:
     thread.start()
     yield core
     server.drain(0.0)
-    thread.join(5)
+    thread.join(60)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -92,7 +92,7 @@ def site_at(home: Path, database_url: str, redis_url: str) -> Iterator[Site]:
         "ENGINE_ADDRESS": address,
         "BATCH_LEASE_S": LEASE_S,
         "BATCH_TICK_S": TICK_S,
-        "REDIS_TIMEOUT_S": 2,
+        "REDIS_TIMEOUT_S": 60,
     }
     environment = {
         "PATH": os.environ["PATH"],
@@ -180,6 +180,12 @@ class Desk:
     async def is_over(self, batch_id: str) -> bool:
         return (await self.batch(batch_id)).status in FINAL
 
+    async def has_begun(self, batch_id: str) -> bool:
+        return (await self.batch(batch_id)).running > 0
+
+    async def has_results(self, batch_id: str) -> bool:
+        return (await self.batch(batch_id)).completed > 0
+
     async def close(self) -> None:
         await self._database.close()
 
@@ -197,18 +203,17 @@ def deaths(site: Site) -> set[str]:
     return {path.name for path in Path(site.environment["DOOM_FOLDER"]).iterdir()}
 
 
-async def eventually(condition: Callable[[], bool], within_s: float, site: Site) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, log_of(site)
-        await asyncio.sleep(0.05)
+async def eventually(
+    condition: Callable[[], bool | Awaitable[bool]], site: Site, within_s: float = START_S
+) -> None:
+    try:
+        await until(condition, within_s)
+    except TimeoutError:
+        raise TimeoutError(log_of(site)) from None
 
 
-async def finished(desk: Desk, site: Site, batch_id: str, within_s: float) -> Batch:
-    deadline_s = time.monotonic() + within_s
-    while not await desk.is_over(batch_id):
-        assert time.monotonic() < deadline_s, log_of(site)
-        await asyncio.sleep(0.05)
+async def finished(desk: Desk, site: Site, batch_id: str, within_s: float = START_S) -> Batch:
+    await eventually(lambda: desk.is_over(batch_id), site, within_s)
     return await desk.batch(batch_id)
 
 
@@ -232,7 +237,7 @@ async def test_a_dispatcher_killed_at_every_point_does_each_line_once(
     batch_id = await desk.submit(20)
     for number in range(len(POINTS)):
         with process(site, "tests.platform.doomed", "dispatcher") as doomed:
-            await eventually(lambda p=doomed: p.poll() is not None, START_S, site)  # type: ignore[misc]
+            await eventually(lambda p=doomed: p.poll() is not None, site)  # type: ignore[misc]
             assert len(deaths(site)) == number + 1, log_of(site)
     with process(site, "tests.platform.doomed", "dispatcher"):
         batch = await finished(desk, site, batch_id, START_S + LEASE_S + 2 * TICK_S)
@@ -263,9 +268,9 @@ async def test_a_ring_starts_a_job_long_before_the_next_tick(site: Site, desk: D
     rung = Desk(site, bell)
     with process(site, *WORKER):
         first = await desk.submit(1)  # the worker looks when it starts
-        await finished(desk, site, first, START_S)
+        await finished(desk, site, first)
         second = await rung.submit(1)
-        await finished(desk, site, second, START_S)
+        await finished(desk, site, second)
     await bell.stop(1.0)
     await desk.close()
     await rung.close()
@@ -275,10 +280,10 @@ async def test_a_ring_starts_a_job_long_before_the_next_tick(site: Site, desk: D
 async def test_beat_rings_for_a_job_that_nobody_announced(site: Site, desk: Desk) -> None:
     site.environment["LORAPLEX_BATCH_TICK_S"] = "300"
     with process(site, *WORKER):
-        await finished(desk, site, await desk.submit(1), START_S)
+        await finished(desk, site, await desk.submit(1))
         site.environment["LORAPLEX_BATCH_TICK_S"] = "0.5"
         with process(site, *BEAT):
-            await finished(desk, site, await desk.submit(1), START_S)
+            await finished(desk, site, await desk.submit(1))
     await desk.close()
 
 
@@ -287,18 +292,15 @@ async def test_a_worker_told_to_stop_gives_back_what_it_cannot_end(site: Site, d
     site.core.step_s = 2.0  # a line takes six seconds
     with process(site, *WORKER) as worker:
         batch_id = await desk.submit(40)
-        deadline_s = time.monotonic() + START_S
-        while not (await desk.batch(batch_id)).running:
-            assert time.monotonic() < deadline_s, log_of(site)
-            await asyncio.sleep(0.05)
+        await eventually(lambda: desk.has_begun(batch_id), site)
         worker.terminate()
-        await eventually(lambda: worker.poll() is not None, START_S, site)
+        await eventually(lambda: worker.poll() is not None, site)
         batch = await desk.batch(batch_id)
     assert worker.returncode == 0
     assert batch.running == 0, log_of(site)
     site.core.step_s = 0.001
     with process(site, *WORKER):
-        batch = await finished(desk, site, batch_id, START_S)
+        batch = await finished(desk, site, batch_id)
     await check_exactly_once(desk, batch, 40)
     await desk.close()
 
@@ -311,10 +313,7 @@ async def test_restarts_of_redis_and_of_the_database_lose_nothing(tmp_path: Path
             batch_id = await desk.submit(150)
             site.core.step_s = 0.1
             with process(site, *WORKER):
-                deadline_s = time.monotonic() + START_S
-                while not (await desk.batch(batch_id)).completed:
-                    assert time.monotonic() < deadline_s, log_of(site)
-                    await asyncio.sleep(0.05)
+                await eventually(lambda: desk.has_results(batch_id), site)
                 await desk.close()
                 redis.restart()
                 postgres.restart()

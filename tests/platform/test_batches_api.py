@@ -15,8 +15,9 @@ from openai import (
     UnprocessableEntityError,
 )
 from openai.types import Batch
-from tests.platform.batch_stand import URL, jsonl, line, results, run, submit, until, until_final
+from tests.platform.batch_stand import URL, jsonl, line, results, run, submit, until_final
 from tests.platform_stand import BASE, Seeded, Served, letter_engine, listening, usage_of
+from tests.until import until
 
 from loraplex_platform.batches import service
 
@@ -213,7 +214,7 @@ async def slow(make_app: Callable[..., FastAPI], keys: Seeded) -> AsyncIterator[
 
 async def test_a_cancelled_batch_gives_what_it_has(slow: Served) -> None:
     client = slow.client()
-    made = await submit(client, jsonl(*(line(str(i)) for i in range(20))))
+    made = await submit(client, jsonl(*(line(str(i)) for i in range(60))))
     await until(lambda: slow.engine.num_running > 0)
     cancelling = await client.batches.cancel(made.id)
     assert cancelling.status == "cancelling"
@@ -224,7 +225,7 @@ async def test_a_cancelled_batch_gives_what_it_has(slow: Served) -> None:
     done = await results(client, batch.output_file_id)
     undone = await results(client, batch.error_file_id)
     assert len(done) >= 1
-    assert {*done, *undone} == {str(i) for i in range(20)}
+    assert {*done, *undone} == {str(i) for i in range(60)}
     assert {u["error"]["code"] for u in undone.values()} == {"batch_cancelled"}
     assert batch.request_counts.completed == len(done) == len(await usage_of(slow.app))
     assert batch.request_counts.failed == len(undone)

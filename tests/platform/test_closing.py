@@ -17,6 +17,7 @@ from tests.adapter_stand import AdapterClient, base_folder, weights_of
 from tests.admin_stand import PROJECT, AdminStand, admin_stand
 from tests.platform.batch_stand import jsonl, line, run
 from tests.platform_stand import BASE, Served, engine_of, usage_of
+from tests.until import until
 from typer.testing import CliRunner
 
 from loraplex_adapters.blobs import BlobStore
@@ -78,10 +79,8 @@ async def fill(served: Served, stand: AdminStand) -> None:
 
 async def until_tested(adapters: AdapterClient) -> None:
     """Nothing is written about the versions any more."""
-    async with asyncio.timeout(60):
-        for name in ("acme-only", "poet", "support"):
-            while not await _is_tested(adapters, name):  # noqa: ASYNC110 (known by asking)
-                await asyncio.sleep(0.01)
+    for name in ("acme-only", "poet", "support"):
+        await until(lambda name=name: _is_tested(adapters, name))
 
 
 async def _is_tested(adapters: AdapterClient, name: str) -> bool:

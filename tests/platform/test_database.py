@@ -201,7 +201,7 @@ async def test_writers_that_read_first_wait_for_each_other(database: Database) -
 
 
 async def test_reader_does_not_wait_for_a_writer(database: Database) -> None:
-    async with database.unit_of_work(), asyncio.timeout(2), database.reading() as session:
+    async with database.unit_of_work(), asyncio.timeout(20), database.reading() as session:
         await session.get(Tenant, "nobody")
 
 

@@ -12,8 +12,9 @@ import pytest
 from fastapi import FastAPI
 from standardwebhooks.webhooks import Webhook as Verifier
 from tests.adapter_stand import AdapterClient, base_folder, code_of, weights_of
-from tests.platform.batch_stand import jsonl, line, run, submit, until, until_final
+from tests.platform.batch_stand import jsonl, line, run, submit, until_final
 from tests.platform_stand import Seeded, Served, letter_engine, listening
+from tests.until import until
 from tests.usage_stand import NOON, add_book, book, facts, post
 from tests.webhook_receiver import receiving
 
@@ -80,7 +81,7 @@ async def test_completed_and_failed_batches_are_told(served: Served) -> None:
 async def test_cancelled_and_expired_batches_are_told(slow: Served) -> None:
     await listen(slow.app)
     client, database = slow.client(), slow.app.state.database
-    cancelled = await submit(client, jsonl(*(line(str(i)) for i in range(9))))
+    cancelled = await submit(client, jsonl(*(line(str(i)) for i in range(60))))
     await until(lambda: slow.engine.num_running > 0)
     await client.batches.cancel(cancelled.id)
     await until_final(client, cancelled.id)

@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.platform.limit_stores import TENANT, concurrent, daily, monthly, requests, tokens
+from tests.platform.limit_stores import (
+    NOON_MS,
+    TENANT,
+    concurrent,
+    daily,
+    monthly,
+    requests,
+    tokens,
+)
 
+from loraplex_platform.admission import memory_store
 from loraplex_platform.admission.estimator import Estimator
 from loraplex_platform.admission.gate import FIRST_OUTPUT_TOKENS, Gate
 from loraplex_platform.admission.headers import go_duration, limit_headers
@@ -15,6 +24,12 @@ from loraplex_platform.admission.memory_store import MemoryStore
 from loraplex_platform.admission.metrics import LimiterMetrics
 from loraplex_platform.admission.store import StoreUnavailable
 from loraplex_platform.admission.tenant_limiter import type_of
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else limits that are used up would have room again."""
+    monkeypatch.setattr(memory_store, "wall_ms", lambda: NOON_MS)
 
 
 def need(id: str, tokens: int = 10, estimate: int = 0, ttl_s: float = 60) -> Need:

@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 from openai import APIError, InternalServerError
 from tests.platform_stand import Seeded, Served, letter_engine, listening, usage_of
+from tests.until import until
 
 from loraplex_engine.fake import FakeEngine
 from loraplex_engine.messages import Abort, CheckAdapter, SetTenant, TenantShare
@@ -26,15 +27,9 @@ MakeApp = Callable[..., FastAPI]
 CHAT = {"model": "support", "messages": [{"role": "user", "content": "hello"}]}
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.01)
-
-
 async def drained(served: Served) -> None:
     """Wait until the request in flight is settled."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await served.app.state.inference.tasks.drain()
 
 
@@ -169,23 +164,23 @@ async def test_choices_of_one_request_are_one_event(served: Served) -> None:
 async def test_two_hundred_open_streams_with_a_pool_of_five(
     make_app: MakeApp, keys: Seeded
 ) -> None:
-    engine = letter_engine(step_s=0.5)
+    engine = letter_engine(step_s=1.0)
     app = make_app(engine, database_pool_size=5)
     async with listening(app) as base_url:
         port = int(base_url.rsplit(":", 1)[1])
         body = CHAT | {"max_tokens": 60, "stream": True}  # for as long as it may take to open all
         streams = [asyncio.create_task(raw_post(port, keys.acme, body)) for _ in range(200)]
-        async with asyncio.timeout(30):
-            while engine.num_running < 200:  # noqa: ASYNC110 (nobody tells)
-                await asyncio.sleep(0.01)
-            while app.state.database.num_checked_out:  # noqa: ASYNC110 (nobody tells)
-                await asyncio.sleep(0.01)  # what looks after all requests reads for a moment
+        await until(lambda: engine.num_running == 200)
+        # What looks after all requests reads for a moment.
+        await until(lambda: app.state.database.num_checked_out == 0)
         assert engine.num_running == 200  # and a stream that held a connection would hold it still
         engine.step_s = 0.0
         assert all("data: [DONE]" in answer for answer in await asyncio.gather(*streams))
-        async with asyncio.timeout(60):  # what the database is too busy for waits in the spool
-            while len(await usage_of(app)) < 200:  # noqa: ASYNC110 (nobody tells)
-                await asyncio.sleep(0.1)
+
+        async def all_is_written() -> bool:  # what the database is too busy for waits in the spool
+            return len(await usage_of(app)) >= 200
+
+        await until(all_is_written)
         assert len(await usage_of(app)) == 200
 
 

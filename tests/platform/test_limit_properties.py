@@ -146,11 +146,13 @@ def test_the_memory_store_always_agrees_with_the_truth(ops: list[Op]) -> None:
 
 @given(OPS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_redis_always_agrees_with_the_truth_and_with_memory(redis_url: str, ops: list[Op]) -> None:
     async def both() -> None:
-        shared = RedisStore(redis_url, timeout_s=10)
+        shared = RedisStore(redis_url, timeout_s=60)
         await shared._redis.flushall()
         assert await replay(shared, ops) == await replay(MemoryStore(), ops)
         await shared.close()
@@ -160,11 +162,13 @@ def test_redis_always_agrees_with_the_truth_and_with_memory(redis_url: str, ops:
 
 @given(OPS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_ends_that_ride_with_the_next_request_are_as_true(redis_url: str, ops: list[Op]) -> None:
     async def ride() -> None:
-        shared = RedisStore(redis_url, timeout_s=10)
+        shared = RedisStore(redis_url, timeout_s=60)
         await shared._redis.flushall()
         store = GuardedStore(shared, workers=1, flush_after_s=3600)
         await replay(store, ops, is_lazy=True)

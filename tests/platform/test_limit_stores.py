@@ -63,7 +63,7 @@ async def test_a_hundred_requests_at_once_get_exactly_what_is_allowed(
 
 
 async def test_two_workers_over_one_redis_admit_exactly_what_is_allowed(redis_url: str) -> None:
-    workers = [RedisStore(redis_url, timeout_s=10) for _ in range(2)]
+    workers = [RedisStore(redis_url, timeout_s=60) for _ in range(2)]
     asks = [
         workers[i % 2].reserve(claim(f"r{i}", *EVERY_LIMIT, tokens=10), 60, now_ms=NOON_MS)
         for i in range(100)
@@ -225,7 +225,7 @@ async def test_a_month_ends_where_the_calendar_says(
 
 
 async def test_both_stores_find_the_same_month_ends_over_two_centuries(redis_url: str) -> None:
-    shared, limit = RedisStore(redis_url, timeout_s=10), monthly(10)
+    shared, limit = RedisStore(redis_url, timeout_s=60), monthly(10)
     start = int(datetime(2000, 1, 1, tzinfo=UTC).timestamp() * 1000)
     for month in range(0, 2400, 7):
         now = start + month * 30 * 24 * HOUR_MS
@@ -336,7 +336,7 @@ async def test_memory_forgets_what_no_longer_limits_anybody() -> None:
 
 
 async def test_redis_keys_share_one_slot_and_expire(redis_url: str) -> None:
-    shared = RedisStore(redis_url, timeout_s=10)
+    shared = RedisStore(redis_url, timeout_s=60)
     await shared.reserve(claim("r", *EVERY_LIMIT, tokens=10), 60, now_ms=NOON_MS)
     names = await shared._redis.keys("*")
     lifetimes = [await shared._redis.pttl(name) for name in names]

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
 from typing import Any
 
@@ -10,9 +12,11 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from openai import RateLimitError
-from tests.platform_stand import BASE, Served, listening, usage_of
+from tests.platform_stand import BASE, Seeded, Served, listening, usage_of
+from tests.until import until
 
 from loraplex_engine.fake import FakeEngine
+from loraplex_engine.messages import Finished, Generate, TokenEvent
 from loraplex_platform.admission.effective import CACHE_S
 from loraplex_platform.admission.limits import Level
 from loraplex_platform.admission.rejections import SAMPLES_PER_KEY
@@ -51,8 +55,8 @@ async def limit(
     await limits_of(served.app).set(subject, dimension, value, strict=strict)
 
 
-async def statuses(base_url: str, key: str, count: int) -> list[int]:
-    """So many requests, all at once."""
+async def statuses(base_url: str, key: str, count: int, told: list[int] | None = None) -> list[int]:
+    """So many requests, all at once; `told` grows as they are answered."""
     barrier = asyncio.Barrier(count)
     async with httpx2.AsyncClient(timeout=60, limits=httpx2.Limits(max_connections=count)) as http:
 
@@ -63,9 +67,46 @@ async def statuses(base_url: str, key: str, count: int) -> list[int]:
                 json=ASK,
                 headers={"authorization": f"Bearer {key}"},
             )
+            if told is not None:
+                told.append(answer.status_code)
             return answer.status_code
 
         return list(await asyncio.gather(*(ask() for _ in range(count))))
+
+
+class HeldEngine(FakeEngine):
+    """A request's first token waits for `first`, the next one for `rest`, as they are when it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rest = asyncio.Event(), asyncio.Event()
+
+    async def generate(self, request: Generate) -> AsyncGenerator[TokenEvent | Finished, None]:
+        gates = [self.first, self.rest]
+        async with aclosing(super().generate(request)) as events:
+            async for event in events:
+                if gates:
+                    await gates.pop(0).wait()
+                yield event
+
+    def let_go(self) -> None:
+        self.first.set()
+        self.rest.set()
+
+
+@pytest.fixture
+def held_engine() -> HeldEngine:
+    return HeldEngine()
+
+
+@pytest.fixture
+async def held_up(
+    make_app: Callable[..., FastAPI], keys: Seeded, held_engine: HeldEngine
+) -> AsyncIterator[Served]:
+    """An app whose engine answers when it is let go."""
+    app = make_app(engine=held_engine)
+    async with listening(app) as base_url, AsyncExitStack() as stack:
+        yield Served(app, held_engine, base_url, keys, stack)
 
 
 async def in_flight(served: Served) -> int:
@@ -163,11 +204,14 @@ async def test_a_request_that_never_fits_is_not_told_to_wait(served: Served) -> 
     ],
 )
 async def test_a_hundred_requests_at_once_on_a_fresh_key(
-    served: Served, dimension: str, level: Level
+    held_up: Served, held_engine: HeldEngine, dimension: str, level: Level
 ) -> None:
-    served.engine.step_s = 1.5 if dimension == "concurrent_requests" else 0.0
-    await limit(served, dimension, 3, level=level)
-    answers = await statuses(served.base_url, served.keys.acme, 100)
+    await limit(held_up, dimension, 3, level=level)
+    told = list[int]()
+    asking = asyncio.create_task(statuses(held_up.base_url, held_up.keys.acme, 100, told))
+    await until(lambda: len(told) >= 97)
+    held_engine.let_go()
+    answers = await asking
     assert (answers.count(200), answers.count(429)) == (3, 97)
 
 
@@ -240,14 +284,25 @@ async def test_two_hundred_clients_that_hang_up_leave_nothing_in_flight(served: 
     assert served.engine.num_running == 0
 
 
-async def test_one_tenants_backlog_stops_at_its_queue_limit(served: Served) -> None:
-    served.engine.step_s = 0.4
-    await limit(served, "queued_requests", 4)
-    first = asyncio.create_task(statuses(served.base_url, served.keys.acme, 10))
-    while served.engine.num_generated < 4 or await held(served):  # noqa: ASYNC110
-        await asyncio.sleep(0.01)  # once their first tokens are there they run, and no longer wait
-    second = await statuses(served.base_url, served.keys.acme, 5)
-    assert ((await first).count(200), second.count(200)) == (4, 4)
+async def test_one_tenants_backlog_stops_at_its_queue_limit(
+    held_up: Served, held_engine: HeldEngine
+) -> None:
+    async def nothing_is_held() -> bool:
+        return await held(held_up) == 0
+
+    await limit(held_up, "queued_requests", 4)
+    ask, refused = (held_up.base_url, held_up.keys.acme), list[int]()
+    first = asyncio.create_task(statuses(*ask, 10, refused))
+    await until(lambda: len(refused) >= 6)
+    assert await held(held_up) == 4
+    held_engine.first.set()
+    await until(nothing_is_held)  # once their first tokens are there they run, and no longer wait
+    held_engine.first = asyncio.Event()
+    second = asyncio.create_task(statuses(*ask, 5, refused))
+    await until(lambda: len(refused) >= 6 + 1)
+    assert held_engine.num_running == 4 + 4
+    held_engine.let_go()
+    assert ((await first).count(200), (await second).count(200)) == (4, 4)
 
 
 async def test_a_changed_limit_is_seen_within_a_second(served: Served) -> None:

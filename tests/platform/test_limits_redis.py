@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from tests.platform.limit_stores import TENANT, claim, concurrent, script_calls
-from tests.platform.test_limits_api import ASK, limits_of, statuses, subject_of
+from tests.platform.limit_stores import NOON_MS, TENANT, claim, concurrent, script_calls
+from tests.platform.test_limits_api import ASK, HeldEngine, limits_of, statuses, subject_of
 from tests.platform_stand import Seeded, listening, tiny_model
 from tests.services import RedisServer, running_redis
+from tests.until import until
 
 from loraplex_engine.fake import FakeEngine
 from loraplex_platform.admission.guarded_store import FLUSH_AFTER_S
@@ -29,13 +31,14 @@ from loraplex_platform.openai.served_model import ServedModel
 ROOT = Path(__file__).parents[2]
 HOLDER = """
     import asyncio, sys
-    from tests.platform.limit_stores import claim, concurrent
+    from tests.platform.limit_stores import NOON_MS, claim, concurrent
     from loraplex_platform.admission.redis_store import RedisStore
 
     async def hold() -> None:
-        store = RedisStore(sys.argv[1], timeout_s=10)
+        store = RedisStore(sys.argv[1], timeout_s=60)
         for i in range(3):
-            await store.reserve(claim(f"held-{i}", concurrent(3)), 1.5)
+            request = claim(f"held-{i}", concurrent(3))
+            await store.reserve(request, 60, now_ms=NOON_MS + 1000 * i)
         print("held", flush=True)
         await asyncio.sleep(60)
 
@@ -45,7 +48,7 @@ HOLDER = """
 
 @pytest.fixture
 def shared(settings: Settings, redis_url: str) -> Settings:
-    return dataclasses.replace(settings, workers=2, redis_url=redis_url, redis_timeout_s=10)
+    return dataclasses.replace(settings, workers=2, redis_url=redis_url, redis_timeout_s=60)
 
 
 async def set_limit(settings: Settings, model: ServedModel, key: str, **rule: int | bool) -> None:
@@ -62,10 +65,16 @@ async def test_two_workers_over_one_redis_admit_what_one_would(
     shared: Settings, model: ServedModel, keys: Seeded, dimension: str
 ) -> None:
     await set_limit(shared, model, keys.acme, **{dimension: 5})
-    workers = [create_app(shared, FakeEngine(step_s=1.0), model) for _ in range(2)]
+    engines = HeldEngine(), HeldEngine()
+    workers = [create_app(shared, engine, model) for engine in engines]
+    told = list[int]()
     async with listening(workers[0]) as first, listening(workers[1]) as second:
-        both = await asyncio.gather(*(statuses(url, keys.acme, 50) for url in (first, second)))
-    answers = [*both[0], *both[1]]
+        asks = [statuses(url, keys.acme, 50, told) for url in (first, second)]
+        asking = asyncio.gather(*asks)
+        await until(lambda: len(told) >= 95)
+        for engine in engines:
+            engine.let_go()
+        answers = list(itertools.chain(*await asking))
     assert (answers.count(200), answers.count(429)) == (5, 95)
 
 
@@ -74,14 +83,14 @@ async def test_without_redis_requests_go_on_and_readyz_says_degraded(
 ) -> None:
     await set_limit(settings, model, keys.acme, requests_per_minute=8)
     with running_redis() as server:
-        shared = dataclasses.replace(settings, workers=4, redis_url=server.url, redis_timeout_s=10)
+        shared = dataclasses.replace(settings, workers=4, redis_url=server.url, redis_timeout_s=60)
         async with listening(create_app(shared, FakeEngine(), model)) as url:
             assert (await statuses(url, keys.acme, 3)).count(200) == 3
             server.kill()
             assert (await statuses(url, keys.acme, 12)).count(200) == 8 // 4
             assert await _limiter_check(url) == (200, "degraded")
             server.start()
-            await _until_recovered(url)
+            await until(lambda: _is_recovered(url))
             assert (await statuses(url, keys.acme, 12)).count(200) == 8
 
 
@@ -90,7 +99,7 @@ async def test_without_redis_a_strict_limit_is_a_503(
 ) -> None:
     await set_limit(settings, model, keys.acme, tokens_per_month=10_000, strict=True)
     with running_redis() as server:
-        shared = dataclasses.replace(settings, redis_url=server.url, redis_timeout_s=10)
+        shared = dataclasses.replace(settings, redis_url=server.url, redis_timeout_s=60)
         async with listening(create_app(shared, FakeEngine(), model)) as url:
             assert await statuses(url, keys.acme, 2) == [200, 200]
             server.kill()
@@ -104,7 +113,7 @@ async def test_without_redis_a_strict_limit_is_a_503(
 
 
 def take_leases_and_die(redis_url: str) -> None:
-    """A process that holds three leases of 1.5 s, killed."""
+    """A process that holds three leases of a minute, taken one after the other, killed."""
     paths = [ROOT, *(ROOT / layer for layer in ("platform", "engine"))]
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOLDER), redis_url],
@@ -120,16 +129,16 @@ async def test_a_killed_workers_leases_expire_and_nothing_is_lost_for_good(
     redis_server: RedisServer, redis_url: str
 ) -> None:
     await asyncio.to_thread(take_leases_and_die, redis_url)
-    store = RedisStore(redis_url, timeout_s=10)
-    outcome = await store.reserve(claim("next", concurrent(3)), 60)
+    store, now_ms = RedisStore(redis_url, timeout_s=60), NOON_MS + 3000
+    outcome = await store.reserve(claim("next", concurrent(3)), 60, now_ms=now_ms)
     assert not outcome.admitted
     wait_ms = outcome.readings[0].wait_ms
-    assert wait_ms is not None
-    await asyncio.sleep(wait_ms / 1000)
-    assert (await store.reserve(claim("next", concurrent(3)), 60)).admitted
-    await asyncio.sleep(1.5)
-    (reading,) = await store.read(TENANT, [Charge(concurrent(3), 0)])
-    assert reading.used == 1
+    assert wait_ms == 57_000
+    now_ms += wait_ms
+    assert (await store.reserve(claim("next", concurrent(3)), 60, now_ms=now_ms)).admitted
+    for later_ms, used in ((0, 3), (2000, 1)):
+        (reading,) = await store.read(TENANT, [Charge(concurrent(3), 0)], now_ms=now_ms + later_ms)
+        assert reading.used == used
     await store.close()
 
 
@@ -146,7 +155,7 @@ API = """
     async def serve() -> None:
         home, redis_url, model = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
         settings = Settings(
-            home=home, redis_url=redis_url, redis_timeout_s=10, workers=2, claim_ttl_s=float(sys.argv[4])
+            home=home, redis_url=redis_url, redis_timeout_s=60, workers=2, claim_ttl_s=float(sys.argv[4])
         )
         app = create_app(settings, FakeEngine(step_s=1.0), ServedModel.load(model, BASE))
         async with listening(app) as url:
@@ -190,10 +199,11 @@ async def test_a_killed_api_workers_streams_give_their_places_back(
             assert await statuses(base_url, keys.acme, 1) == [429]
             worker.kill()
             await asyncio.gather(*asks)
-            deadline_s = time.monotonic() + 60
-            while await statuses(base_url, keys.acme, 3) != [200, 200, 200]:
-                assert time.monotonic() < deadline_s, "the places are lost"
-                await asyncio.sleep(0.5)
+
+            async def are_back() -> bool:
+                return await statuses(base_url, keys.acme, 3) == [200, 200, 200]
+
+            await until(are_back)
 
 
 async def broken_off(url: str, key: str, started: asyncio.Queue[int]) -> None:
@@ -230,8 +240,5 @@ async def _limiter_check(url: str) -> tuple[int, str]:
     return answer.status_code, answer.json()["checks"]["limiter"]
 
 
-async def _until_recovered(url: str) -> None:
-    deadline = time.monotonic() + 10
-    while await _limiter_check(url) != (200, "ok"):
-        assert time.monotonic() < deadline, "the limiter stays degraded"
-        await asyncio.sleep(0.1)
+async def _is_recovered(url: str) -> bool:
+    return await _limiter_check(url) == (200, "ok")

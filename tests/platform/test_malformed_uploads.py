@@ -11,6 +11,7 @@ from tests.adapters.test_added_tokens import TOKENIZERS, Shapes, write
 from tests.adapters.test_malformed import CORPUS, config
 from tests.added_tokens import add_tokens
 from tests.stepped_engine import SteppedEngine, tiny_base, tiny_config
+from tests.until import until
 
 from loraplex_adapters.errors import AdapterError, RankTooLarge
 from loraplex_adapters.folder import CONFIG_NAME, WEIGHTS_NAME
@@ -108,8 +109,7 @@ async def test_malformed_adapters_are_refused_with_their_codes_while_streams_run
     quiet = await asyncio.gather(*(ask(globex, index) for index in range(NUM_STREAMS)))
     engine.holding = True
     streams = [asyncio.create_task(ask(globex, index)) for index in range(NUM_STREAMS)]
-    while len(engine.live_ids) < NUM_STREAMS:  # noqa: ASYNC110 (each is asked in its own turn)
-        await asyncio.sleep(0)
+    await until(lambda: len(engine.live_ids) == NUM_STREAMS)
     num_uploads = 0
     cases = HERE | with_tokenizers(tmp_path / "base")
     for index, (label, (make, error)) in enumerate(cases.items()):

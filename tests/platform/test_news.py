@@ -10,9 +10,9 @@ import pytest
 from fastapi import FastAPI
 from openai import APIError, AsyncStream
 from openai.types.chat import ChatCompletionChunk
-from tests.platform.batch_stand import until
 from tests.platform_stand import BASE, Seeded, Served, letter_engine, listening
 from tests.services import RedisServer, running_redis
+from tests.until import until
 from typer.testing import CliRunner
 
 from loraplex_platform.admission.effective import EffectiveLimits
@@ -30,7 +30,7 @@ from loraplex_platform.kit.secrets import Secrets
 from loraplex_platform.news.redis_news import RedisNews
 from loraplex_platform.tenants.service import TenantService
 
-TIMEOUT_S = 2.0  # a busy machine's Redis may be slow
+TIMEOUT_S = 60.0  # a busy machine's Redis may be slow
 
 
 @dataclass
@@ -79,14 +79,19 @@ class Stand:
     key: PlainKey
 
     async def until_all(self, is_so: bool) -> None:
-        async with asyncio.timeout(5):
-            while {await w.knows(self.key) for w in self.workers} != {is_so}:  # noqa: ASYNC110 (it arrives without a word)
-                await asyncio.sleep(0.005)
+        async def they_agree() -> bool:
+            return {await w.knows(self.key) for w in self.workers} == {is_so}
+
+        await until(they_agree)
 
 
 @asynccontextmanager
 async def stand_on(database: Database, redis_url: str, home: Path) -> AsyncIterator[Stand]:
-    clock, secrets, news = ManualClock(), Secrets.load_or_create(home), RedisNews(redis_url, 2.0)
+    clock, secrets, news = (
+        ManualClock(),
+        Secrets.load_or_create(home),
+        RedisNews(redis_url, TIMEOUT_S),
+    )
     changing = Database(database.url, news=news)
     tenants, keys = TenantService(changing, clock), KeyService(changing, secrets, clock)
     tenant = await tenants.create("acme")
@@ -124,10 +129,11 @@ async def test_changed_limit_binds_in_every_process_at_once(stand: Stand) -> Non
     assert [await w.limits_of(stand.tenant_id) for w in stand.workers] == [(), ()]
     of = Subject(stand.tenant_id, "tenant", stand.tenant_id)
     await stand.limits.set(of, "requests_per_minute", 5, strict=False)
-    async with asyncio.timeout(5):
-        for each in stand.workers:
-            while not await each.limits_of(stand.tenant_id):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+
+    async def is_seen() -> bool:
+        return all([await w.limits_of(stand.tenant_id) for w in stand.workers])
+
+    await until(is_seen)
 
 
 async def test_command_line_tells_the_servers(
@@ -154,7 +160,7 @@ async def test_redis_that_was_restarted_carries_news_again(
                 await until(lambda each=each: not each.news.is_listening.is_set())
             await asyncio.to_thread(server.start)
             for each in stand.workers:
-                await asyncio.wait_for(each.news.is_listening.wait(), 10)
+                await asyncio.wait_for(each.news.is_listening.wait(), 60)
             await stand.keys.revoke(stand.key.id)
             await stand.until_all(False)
 
@@ -189,7 +195,7 @@ async def test_suspension_through_one_process_ends_the_streams_of_another(
     one, two = make_app(**change), make_app(engine=engine, **change)
     async with listening(one), listening(two) as base_url, AsyncExitStack() as stack:
         news: RedisNews = two.state.database.news
-        await asyncio.wait_for(news.is_listening.wait(), 10)
+        await asyncio.wait_for(news.is_listening.wait(), 60)
         client = Served(two, engine, base_url, keys, stack).client()
         ask = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "stream": True}
         stream = await client.chat.completions.create(**ask, max_tokens=2000)
@@ -197,4 +203,4 @@ async def test_suspension_through_one_process_ends_the_streams_of_another(
         await anext(aiter(stream))
         await one.state.tenants.move(COMMAND_LINE, acme.id, "suspended")
         with pytest.raises(APIError, match="suspended"):
-            await asyncio.wait_for(rest_of(stream), 10)
+            await asyncio.wait_for(rest_of(stream), 60)

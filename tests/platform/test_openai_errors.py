@@ -269,7 +269,9 @@ JSON = st.recursive(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(name=st.sampled_from(sorted(ChatRequest.model_fields)), value=JSON)
 async def test_any_json_value_of_any_parameter_is_served_or_refused(

@@ -1,7 +1,7 @@
 """Postgres goes away under a running API, and comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.platform_stand import (
     usage_of,
 )
 from tests.services import PostgresServer, running_postgres
+from tests.until import until
 
 from loraplex_admin.app import mount_console
 from loraplex_admin.cookies import LOOPBACK
@@ -27,6 +28,7 @@ from loraplex_platform.app import create_app
 from loraplex_platform.auth.admin_keys import AdminKeyService
 from loraplex_platform.auth.authenticator import OUTAGE_S
 from loraplex_platform.config import Settings
+from loraplex_platform.db import database as db
 from loraplex_platform.db.migrations import upgrade
 from loraplex_platform.kit.clock import ManualClock
 from loraplex_platform.openai.served_model import ServedModel
@@ -53,8 +55,11 @@ class Stand:
 
 
 @pytest.fixture
-async def stand(tmp_path: Path, model: ServedModel) -> AsyncIterator[Stand]:
+async def stand(
+    tmp_path: Path, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stand]:
     """An API of its own on a Postgres of its own; nobody is asked twice by a client."""
+    monkeypatch.setattr(db, "CONNECT_S", 60)  # one that is killed refuses at once
     with running_postgres() as server:
         url = await asyncio.to_thread(server.create_database, "outage")
         await asyncio.to_thread(upgrade, url)
@@ -83,12 +88,6 @@ def assert_away(answer: httpx2.Response) -> None:
     assert (error["type"], error["code"]) == ("service_unavailable_error", "server_is_overloaded")
     assert answer.headers["retry-after"] == "1"
     assert "postgres" not in answer.text.lower()
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await is_so():  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(0.05)
 
 
 async def test_cached_keys_serve_others_are_told_503_and_nothing_is_lost(stand: Stand) -> None:

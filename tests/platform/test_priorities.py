@@ -1,12 +1,12 @@
 """Tiers, shares and waiting, as a client meets them."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from fastapi import FastAPI
 from openai import APIStatusError, InternalServerError, NotFoundError
 from tests.platform_stand import BASE, Served, usage_of
+from tests.until import until
 
 from loraplex_engine.messages import CheckAdapter, SetTenant, TenantShare
 from loraplex_platform.kit.clock import SystemClock
@@ -15,24 +15,18 @@ from loraplex_platform.tenants.schemas import TenantChange
 from loraplex_platform.tenants.service import TenantService
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hello"}]}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it does not come to pass")
+LONG = CHAT | {"max_tokens": 1000}
 
 
 async def test_a_changed_share_reaches_what_waits_within_a_second(served: Served) -> None:
     served.engine.step_s = 0.05
-    running = asyncio.create_task(served.client().chat.completions.create(**CHAT, max_tokens=40))
+    running = asyncio.create_task(served.client().chat.completions.create(**LONG))
     await until(lambda: served.engine.num_running == 1)
     service = TenantService(served.app.state.database, SystemClock())
     tenant = await service.set("acme", TenantChange(weight=4.0, max_running=2))
     changed = SetTenant(TenantShare(tenant.id, 4.0, 2))
     await until(lambda: changed in served.engine.commands[-1:])
+    served.engine.step_s = 0.0
     await running
     assert PERIOD_S < 0.5  # the promised second has room for the query
 
@@ -63,7 +57,7 @@ async def test_a_deadline_that_passed_is_a_504(served: Served) -> None:
 
 async def test_ones_own_live_request_is_listed_and_explained(served: Served, app: FastAPI) -> None:
     served.engine.step_s = 0.05
-    running = asyncio.create_task(served.client().chat.completions.create(**CHAT, max_tokens=20))
+    running = asyncio.create_task(served.client().chat.completions.create(**LONG))
     await until(lambda: served.engine.num_running == 1)
     client, stranger = served.client(), served.client(served.keys.globex)
     listed = (await client.get("/requests", cast_to=object))["data"]
@@ -74,15 +68,17 @@ async def test_ones_own_live_request_is_listed_and_explained(served: Served, app
     for asks, request_id in ((stranger, listed[0]["id"]), (client, "req_unknown")):
         with pytest.raises(NotFoundError):
             await asks.get(f"/requests/{request_id}/explain", cast_to=object)
+    served.engine.step_s = 0.0
     await running
 
 
 async def test_a_request_of_several_choices_is_explained_by_its_own_id(served: Served) -> None:
     served.engine.step_s = 0.05
     create = served.client().chat.completions.create
-    running = asyncio.create_task(create(**CHAT, max_tokens=20, n=2))
+    running = asyncio.create_task(create(**LONG, n=2))
     await until(lambda: served.engine.num_running == 2)
     request_id = served.engine.requests[0].parent_id
     why = await served.client().get(f"/requests/{request_id}/explain", cast_to=object)
     assert why["phase"] == "decode"
+    served.engine.step_s = 0.0
     await running

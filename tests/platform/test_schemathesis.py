@@ -179,7 +179,7 @@ def test_tenants_api_gives_no_undocumented_answer(
     num_asked = ask(running, V1, caller, mode, TENANTS[caller])
     assert num_asked > (30 if mode is GenerationMode.POSITIVE else 10)
     auth = {"authorization": f"Bearer {running.keys[caller]}"} if caller else {}
-    answer = httpx2.get(f"{running.base_url}/v1/models", headers=auth, verify=NO_TLS)
+    answer = httpx2.get(f"{running.base_url}/v1/models", headers=auth, verify=NO_TLS, timeout=60)
     assert answer.status_code == (200 if caller else 401), "nobody was asked as this caller"
 
 

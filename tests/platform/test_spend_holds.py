@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.till_stand import Till, open_till, redis_store
+from tests.until import until
 from tests.usage_stand import add_book, book, num_events, two_tenants
 
 from loraplex_platform.admission.memory_store import MemoryStore
@@ -399,8 +400,7 @@ async def test_only_who_is_alone_holds_less_than_its_estimate(
     async with open_till(database, MemoryStore(), acme, folder, patience_s=60) as till:
         first = await till.reserve("req_1", most=90)
         waiting = asyncio.create_task(till.reserve("req_2", most=90))
-        while not (waiting.done() or till.limiter._gate.patience._queues):  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.001)
+        await until(lambda: waiting.done() or bool(till.limiter._gate.patience._queues))
         await till.limiter.settle(first, None)
         second = await waiting
         assert second.claim is not None

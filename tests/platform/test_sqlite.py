@@ -16,7 +16,7 @@ from loraplex_platform.db.database import Database
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(f"sqlite:///{tmp_path / 'notes.sqlite3'}", pool_size=1, pool_timeout_s=5)
+    database = Database(f"sqlite:///{tmp_path / 'notes.sqlite3'}", pool_size=1, pool_timeout_s=60)
     async with database.unit_of_work() as session:
         await session.execute(text("CREATE TABLE note (id INTEGER PRIMARY KEY)"))
     yield database
@@ -52,7 +52,7 @@ async def test_a_reader_that_leaves_its_statement_at_work_harms_nobody(database:
 
     def wait() -> int:
         at_work.set()
-        return int(may_end.wait(5))
+        return int(may_end.wait(60))
 
     async def read() -> None:
         async with database.reading() as session:
@@ -63,7 +63,7 @@ async def test_a_reader_that_leaves_its_statement_at_work_harms_nobody(database:
             await session.execute(text("SELECT wait()"))
 
     reading = asyncio.create_task(read())
-    await asyncio.to_thread(at_work.wait, 5)
+    await asyncio.to_thread(at_work.wait, 60)
     reading.cancel()
     asyncio.get_running_loop().call_later(0.05, may_end.set)
     with pytest.raises(asyncio.CancelledError):

@@ -106,5 +106,5 @@ async def test_prompts_of_one_project_are_not_anothers(served: Served, stand: Ad
     await served.client().chat.completions.create(**CHAT)
     project = await served.app.state.projects.create(COMMAND_LINE, stand.acme, "web", {})
     key = str(await served.app.state.keys.create(stand.acme, project.id))
-    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}) as http:
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=60) as http:
         assert (await http.get(f"{served.base_url}/v1/stored_prompts")).json()["data"] == []

@@ -15,6 +15,7 @@ from tests.admin_stand import admin_stand, lists_without_pages, untold
 from tests.platform import test_admin_matrix
 from tests.platform.batch_stand import jsonl, line
 from tests.platform_stand import BASE, Served
+from tests.until import until
 
 from loraplex_platform.app import ROUTERS
 from loraplex_platform.auth.service import KeyService
@@ -111,8 +112,7 @@ async def a_live_request(stand: Stand) -> str:
     asked = stand.call("POST", "/v1/chat/completions", json=CHAT | {"max_tokens": 200})
     task = asyncio.create_task(asked)
     stand.served.stack.callback(task.cancel)
-    while not stand.served.engine.num_running:  # noqa: ASYNC110 (the twin has no event)
-        await asyncio.sleep(0.005)
+    await until(lambda: stand.served.engine.num_running > 0)
     return str((await stand.call("GET", "/v1/requests")).json()["data"][0]["id"])
 
 

@@ -56,7 +56,7 @@ class Stand:
 @pytest.fixture
 async def stand(database: Database, tmp_path: Path, receiver: Receiver) -> Stand:
     clock, secrets = ManualClock(), Secrets.load_or_create(tmp_path)
-    sender = Sender([ip_network("127.0.0.0/8")], timeout_s=2)
+    sender = Sender([ip_network("127.0.0.0/8")], timeout_s=60)
     webhooks = WebhookService(database, secrets, sender, clock)
     tenant = await TenantService(database, clock).create("acme")
     made = await webhooks.create(COMMAND_LINE, tenant.id, receiver.url, ["batch.completed"])

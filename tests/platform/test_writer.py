@@ -9,6 +9,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as TurnTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
+from tests.until import until
 
 from loraplex_platform.db.database import Database
 
@@ -17,7 +18,7 @@ INSERT = text("INSERT INTO note (id) VALUES (:id)")
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(f"sqlite:///{tmp_path / 'notes.sqlite3'}", pool_timeout_s=5)
+    database = Database(f"sqlite:///{tmp_path / 'notes.sqlite3'}", pool_timeout_s=60)
     async with database.unit_of_work() as session:
         await session.execute(text("CREATE TABLE note (id INTEGER PRIMARY KEY)"))
     yield database
@@ -56,10 +57,9 @@ class Queue:
         return tasks
 
     async def until_waiting(self, count: int) -> None:
-        assert self.database._writer is not None
-        async with asyncio.timeout(5):
-            while self.database._writer._num_waiting < count:  # noqa: ASYNC110 (nobody tells)
-                await asyncio.sleep(0.001)
+        writer = self.database._writer
+        assert writer is not None
+        await until(lambda: writer._num_waiting >= count)
 
 
 async def test_units_that_queue_share_a_commit(database: Database) -> None:
@@ -182,7 +182,7 @@ async def test_whoever_is_cancelled_when_its_turn_comes_leaves_no_group_open(
 
     monkeypatch.setattr(writer._turn, "release", release_and_cancel)
     queue.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await queue.first
     assert await notes(database) == [0]
 

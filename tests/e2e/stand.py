@@ -214,7 +214,7 @@ def serving(
         )
     try:
         wait_until(
-            lambda: b"Ready after" in log.read_bytes() or process.poll() is not None,
+            lambda: b"\nConsole" in log.read_bytes() or process.poll() is not None,
             300,
             "readiness",
         )

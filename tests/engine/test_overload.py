@@ -14,14 +14,15 @@ from loraplex_engine.messages import (
     Generate,
     SetTenant,
     TenantShare,
+    Tier,
 )
 from loraplex_engine.runner import SampledTokens
 from loraplex_engine.scheduling.policy import StepPlan
 
 
-def slow(max_queue_s: float = math.inf) -> Scripted:
-    """One sequence at a time, ten tokens each, a second a step; the policy has learnt that."""
-    world = Scripted(policy="hfs", max_num_seqs=1, num_blocks=256, max_num_batched_tokens=64)
+def slow(max_queue_s: float = math.inf, seats: int = 1) -> Scripted:
+    """So many sequences at a time, ten tokens each, a second a step; the policy has learnt that."""
+    world = Scripted(policy="hfs", max_num_seqs=seats, num_blocks=256, max_num_batched_tokens=64)
     world.engine.served = replace(world.engine.served, max_queue_s=max_queue_s)
     collect = world.runner.collect
 
@@ -125,6 +126,23 @@ def test_a_waiting_request_is_explained_to_its_tenant() -> None:
     assert (why.tenant, why.phase, why.reason, why.ahead) == ("acme", "waiting", "priority", 2)
     assert why.expected_s == pytest.approx(30, rel=0.4)
     assert explained(world, "0").reason is None
+
+
+@pytest.mark.parametrize("count", [4, 6, 11])
+@pytest.mark.parametrize("tier", ["standard", "batch"])
+def test_who_waits_behind_a_burst_is_told_when_it_will_end(tier: Tier, count: int) -> None:
+    """All seats are taken at once, and so are left at once."""
+    world = slow(seats=4)
+    for i in range(count):
+        world.engine.submit(asking(str(i)))
+    world.engine.submit(asking("late", tier=tier))
+    for _ in range(3):
+        world.step()
+    why, asked_s = explained(world, "late"), world.clock.now
+    assert why.ahead == count - 4
+    while not world.text("late"):
+        world.step()
+    assert why.expected_s == pytest.approx(world.clock.now - asked_s, rel=0.35)
 
 
 def test_a_share_changed_live_changes_who_comes_next() -> None:

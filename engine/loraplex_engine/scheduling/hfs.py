@@ -246,7 +246,7 @@ class Hfs:
         if request is None or request.is_admitted:
             return Explanation(None, 0, None)
         ahead = self.outlook.ahead_of(request)
-        expected_s = self.outlook.wait_s(ahead)
+        expected_s = self.outlook.wait_s(request, ahead)
         return Explanation(self.reason(seq), len(ahead), expected_s, self._detail(request))
 
     def _detail(self, request: Request) -> str:

@@ -1,12 +1,13 @@
 """Who starts before a waiting request, and how long that takes: what a client is told, or spared."""
 
 from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 
 from loraplex_engine.scheduling.admission import Admission
 from loraplex_engine.scheduling.config import SchedulerConfig
 from loraplex_engine.scheduling.flows import Flow, Lane, Request
 from loraplex_engine.scheduling.policy import KvCache
-from loraplex_engine.scheduling.step_model import StepModel
+from loraplex_engine.scheduling.step_model import StepLoad, StepModel
 
 
 class Outlook:
@@ -45,17 +46,36 @@ class Outlook:
                     ahead += self._overtaking(rival, reach)
         return ahead
 
-    def wait_s(self, ahead: list[Request]) -> float:
-        """Seconds until the engine can start one more request after these."""
-        running = [r for lane in self._lanes for r in (*lane.prefills, *lane.decodes)]
-        everybody = [*ahead, *running]
-        held = sum(request.seq.num_prompt_tokens + self._estimate(request) for request in everybody)
-        if len(everybody) < self._config.max_num_seqs and held < self._num_tokens:
-            return sum(map(self._prefill_s, everybody))
-        seats = min(self._config.max_num_seqs, len(everybody) * self._num_tokens // max(1, held))
-        seats = max(1, seats)
-        until_seat_s = sum(self._work_s(request, seats) for request in running) / seats
-        return until_seat_s + sum(self._work_s(request, seats) for request in ahead)
+    def wait_s(self, request: Request, ahead: list[Request]) -> float:
+        """Seconds until a request can start, after these.
+
+        Each of them takes the first seat that is left, and leaves it a step for each token later. Batch
+        work keeps no live request from a seat; if steps are too long for it to fill, it waits for the end
+        of all.
+        """
+        lanes = [lane for lane in self._lanes if lane.is_live or not request.is_live]
+        running = [r for lane in lanes for r in (*lane.prefills, *lane.decodes)]
+        everybody = [*running, *ahead]
+        left = [self._left(each) for each in everybody]
+        held = sum(left) + sum(each.seq.num_tokens for each in everybody)
+        seats = self._config.max_num_seqs
+        if held >= self._num_tokens:
+            seats = max(1, min(seats, len(everybody) * self._num_tokens // held))
+        load = StepLoad()
+        if everybody:
+            count = min(seats, len(everybody))
+            load.add_decodes(count, (held - sum(left) // 2) * count // len(everybody))
+        token_s = self._model.predict(load)
+        leaves_s = [tokens * token_s for tokens in left[: len(running)]]
+        leaves_s += [0.0] * (seats - len(running))
+        heapify(leaves_s)
+        while len(leaves_s) > seats:
+            heappop(leaves_s)
+        for tokens in left[len(running) :]:
+            heapreplace(leaves_s, leaves_s[0] + tokens * token_s)
+        has_room = request.is_live or token_s <= self._config.fill_step_s
+        start_s = leaves_s[0] if has_room else max(leaves_s)
+        return start_s + sum(map(self._prefill_s, everybody))
 
     def _overtaking(self, rival: Flow, reach: float) -> Iterator[Request]:
         """Requests of another tenant whose turn comes before a counter gets as far as `reach`."""
@@ -66,19 +86,10 @@ class Outlook:
             yield request
             counter += self.cost(request) / rival.tenant.share.weight
 
-    def _work_s(self, request: Request, seats: int) -> float:
-        """Time that a request takes from all others, when so many share each step's fixed part."""
-        model, left = self._model, self._left(request)
-        context = request.seq.num_tokens + left / 2
-        token_s = model.base_s / seats + model.per_token_s + model.per_seq_s
-        return self._prefill_s(request) + left * (token_s + model.per_context_s * context)
-
     def _prefill_s(self, request: Request) -> float:
         seq = request.seq
         return self._model.prefill_s(max(0, seq.num_prompt_tokens - seq.num_computed))
 
     def _left(self, request: Request) -> int:
-        return max(1, self._estimate(request) - len(request.seq.output_ids))
-
-    def _estimate(self, request: Request) -> int:
-        return request.estimate or self._admission.forecast(request)
+        estimate = request.estimate or self._admission.forecast(request)
+        return max(1, estimate - len(request.seq.output_ids))

@@ -57,6 +57,7 @@ SHAPES: dict[type[kit.PlatformError], HttpShape] = {
 LONGEST_RETRY_S = 60.0
 
 # pydantic's error types -> OpenAI's codes
+MOST_SHOWN = 2_000  # characters of a message
 VALIDATION_CODES = {
     "missing": "missing_required_parameter",
     "json_invalid": None,
@@ -77,12 +78,18 @@ def error_object(error: kit.PlatformError) -> dict[str, Any]:
     """OpenAI's error body; all four keys are always there, and no key of anybody's."""
     return {
         "error": {
-            "message": without_keys(error.message),
+            "message": _shown(error.message),
             "type": shape_of(error).type,
-            "param": error.param and without_keys(error.param),
+            "param": error.param and _shown(error.param),
             "code": error.code,
         }
     }
+
+
+def _shown(text: str) -> str:
+    """What a client sent comes back in part only: a name of a megabyte is no answer."""
+    shown = without_keys(text)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}…"
 
 
 def headers_of(error: kit.PlatformError) -> dict[str, str]:

@@ -29,6 +29,7 @@ def ask(client: OpenAI, model: str) -> tuple[int, ...]:
 def test_first_start_leaves_what_scripts_need(served: Served) -> None:
     demo_file = served.home / "demo.json"
     assert stat.S_IMODE(demo_file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(served.home.stat().st_mode) == 0o700
     assert served.demo.keys() == {"base_url", "base_model", "tenants"}
     assert served.demo["base_url"] == served.base_url
     assert list(served.demo["tenants"]) == ["acme", "globex", "initech"]

@@ -259,6 +259,14 @@ async def test_client_request_id_is_kept_apart_from_ours(http: httpx2.AsyncClien
     assert response.headers["x-request-id"] != "mine"
 
 
+async def test_what_a_client_sent_comes_back_in_part_only(http: httpx2.AsyncClient) -> None:
+    name = "m" * 100_000
+    response = await http.post("/v1/chat/completions", json=CHAT | {"model": name})
+    assert error_of(response, 404)["code"] == "model_not_found"
+    assert name[:100] in response.text
+    assert len(response.text) < 5_000
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (

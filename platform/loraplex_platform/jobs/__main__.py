@@ -37,7 +37,7 @@ def work(settings: Settings, redis_url: str, processes: int) -> None:
 def beat(settings: Settings, redis_url: str) -> None:
     broker = open_broker(redis_url)
     schedule_ticks(broker, settings.batch_tick_s)
-    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     schedule = settings.home.absolute() / "celerybeat-schedule"
     broker.start(
         ["beat", f"--schedule={schedule}", "--pidfile=", f"--loglevel={settings.log_level}"]

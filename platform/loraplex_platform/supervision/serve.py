@@ -41,7 +41,7 @@ class HomeInUse(Exception):
 
 async def serve(settings: Settings) -> None:
     """Runs until SIGINT or SIGTERM; raises what keeps the processes from starting."""
-    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_server_of(settings.home):
         listener = bind(settings.host, settings.port)
         host, port = listener.getsockname()[:2]

@@ -21,7 +21,7 @@ from loraplex_engine.sequence import Sequence
 log = logging.getLogger(__name__)
 
 SLOW = 5.0  # times its prediction: something is wrong with the step, or with the prediction
-WORTH_A_LINE_S = 0.1
+WORTH_A_LINE_S = 0.5  # shorter ones, as neighbours on a machine cause, are counted only
 SMOOTHING = 0.1  # weight of the newest step
 
 

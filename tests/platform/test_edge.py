@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import StreamingResponse
+from structlog.testing import capture_logs
 from tests.admin_stand import admin_stand
 from tests.platform_stand import BASE, NO_TLS, Served
+from tests.until import until
 
 from loraplex_platform import middleware, protocol
 from loraplex_platform.kit.json_depth import MAX_DEPTH, JsonDepth
@@ -267,3 +269,22 @@ async def test_what_no_database_keeps_in_a_body_is_never_a_fault_of_ours(
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
             answer = await stand.http.post(path, content=json.dumps(body), headers=headers)
             assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/adapters"])
+async def test_an_upload_that_is_cut_off_is_no_fault_of_ours(served: Served, path: str) -> None:
+    host, port = served.base_url.removeprefix("http://").split(":")
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {served.keys.acme}\r\n"
+        "content-type: multipart/form-data; boundary=zz\r\ncontent-length: 1000000\r\n\r\n"
+    )
+    part = '--zz\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\nabc'
+    with capture_logs() as logs:
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode() + part.encode())
+        await writer.drain()
+        writer.close()
+        await until(lambda: any(log.get("path") == path for log in logs))
+    (log,) = [log for log in logs if log.get("path") == path]
+    assert 400 <= log["status"] < 500
+    assert not [log for log in logs if log["log_level"] in ("error", "critical")]

@@ -3,10 +3,11 @@
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.files.schemas import ExpiresAfter
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.pagination import Listed
 from loraplex_platform.kit.texts import Stored
 
@@ -28,10 +29,8 @@ Metadata = Annotated[
 ]
 
 
-class CreateBatch(BaseModel):
+class CreateBatch(Body):
     """The body of `POST /v1/batches`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     input_file_id: Stored
     endpoint: Endpoint

@@ -5,10 +5,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from loraplex_platform.auth.dependencies import administrator_with
 from loraplex_platform.catalogue.endpoints import Desk
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.errors import InvalidRequest, PermissionDenied
 from loraplex_platform.kit.principal import Administrator, Principal
 from loraplex_platform.kit.texts import Stored
@@ -20,10 +21,8 @@ Staff = Annotated[Administrator, Depends(administrator_with("tenants", is_staff=
 TenantName = Annotated[str | None, Query(max_length=64)]
 
 
-class LoadBody(BaseModel):
+class LoadBody(Body):
     """vLLM's, and the tenant, which may stand in the query for tools that know no such field."""
-
-    model_config = ConfigDict(extra="forbid")
 
     lora_name: Annotated[Stored, Field(min_length=1)]
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -31,9 +30,7 @@ class LoadBody(BaseModel):
     tenant: Stored | None = None
 
 
-class UnloadBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class UnloadBody(Body):
     lora_name: Annotated[Stored, Field(min_length=1)]
     lora_int_id: int | None = None  # vLLM's, which means nothing here
     tenant: Stored | None = None

@@ -9,6 +9,7 @@ from pydantic_core import CoreSchema
 
 from loraplex_platform.catalogue.defaults import Defaults
 from loraplex_platform.catalogue.models import Adapter, AdapterName
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.errors import InvalidRequest
 from loraplex_platform.kit.json_schema import never_null
 from loraplex_platform.kit.pagination import Listed
@@ -35,19 +36,15 @@ class AdapterQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=100)] = 20
 
 
-class Canary(BaseModel):
+class Canary(Body):
     """A version that answers a share of the callers, always the same ones."""
-
-    model_config = ConfigDict(extra="forbid")
 
     version: Number
     percent: Annotated[int, Field(ge=0, le=100)]
 
 
-class AdapterPatch(BaseModel):
+class AdapterPatch(Body):
     """What changes; what is not named stays."""
-
-    model_config = ConfigDict(extra="forbid")
 
     current: Number | None = None
     canary: Canary | None = None

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 from fastapi import Path, Query
 from pydantic import BaseModel, Field, StringConstraints
 
-from loraplex_platform.control.schemas import Input, Moment, Output, Text, Tier
+from loraplex_platform.control.schemas import Moment, Output, Text, Tier
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.json_schema import WHOLE, form
 from loraplex_platform.usage.billing_models import BillingProfile, BudgetAlert, CreditGrant
 from loraplex_platform.usage.budget_service import BudgetState
@@ -45,7 +46,7 @@ def month_of(text: str) -> Month:
     return Month.of(int(year), int(month))
 
 
-class NewPrice(Input):
+class NewPrice(Body):
     """For whatever it names; without a tier it holds at each tier's percentage."""
 
     kind: TokenKind
@@ -55,7 +56,7 @@ class NewPrice(Input):
     tier: Tier | None = None
 
 
-class BookContent(Input):
+class BookContent(Body):
     """A list says a general price of every kind, and of hosting; a tenant's own need not."""
 
     prices: Annotated[list[NewPrice], Field(max_length=10_000)]
@@ -77,7 +78,7 @@ class BookContentOut(BaseModel):
     hosting_usd_per_gib_hour: str | None
 
 
-class BookBody(Input):
+class BookBody(Body):
     effective_from: Moment
     tenant_id: Annotated[Text, Field(max_length=64)] | None = None  # None: the list
     content: BookContent
@@ -99,7 +100,7 @@ class BookOut(Output):
         )
 
 
-class ProfileBody(Input):
+class ProfileBody(Body):
     zone: Zone = "UTC"
     legal_name: Text = ""
     address: Address = ""
@@ -164,7 +165,7 @@ class BillingOut(BaseModel):
         )
 
 
-class GrantBody(Input):
+class GrantBody(Body):
     key: Annotated[Text, Field(min_length=1)]  # of the caller's choice: one grant for each
     amount: PositiveCents
     funding: Literal["promotion", "paid"] = "promotion"
@@ -196,7 +197,7 @@ class GrantOut(Output):
         )
 
 
-class BudgetBody(Input):
+class BudgetBody(Body):
     amount: Dollars
     is_hard: bool = False  # refuses requests beyond it
 
@@ -250,11 +251,11 @@ class AlertOut(Output):
         )
 
 
-class InvoiceBody(Input):
+class InvoiceBody(Body):
     month: MonthText
 
 
-class CreditNoteBody(Input):
+class CreditNoteBody(Body):
     """Without a line: of the whole invoice; without an amount: all that is left."""
 
     line: Annotated[int, Field(ge=1, le=1_000_000)] | None = None

@@ -11,7 +11,6 @@ from loraplex_platform.admission.limits import DIMENSIONS, MAX_EXACT
 from loraplex_platform.control.schemas import (
     Change,
     Count,
-    Input,
     Moment,
     Name,
     Output,
@@ -20,6 +19,7 @@ from loraplex_platform.control.schemas import (
     Tier,
     Weight,
 )
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.json_schema import WHOLE
 
 Dimension = Annotated[
@@ -77,12 +77,12 @@ class PlanOut(Output):
     created_at: datetime
 
 
-class LimitBody(Input):
+class LimitBody(Body):
     value: Value
     strict: bool = False  # refuse while the shared store is away
 
 
-class OverrideBody(Input):
+class OverrideBody(Body):
     value: Value
     expires_at: Moment | None = None  # None: until it is removed
     reason: Text = ""

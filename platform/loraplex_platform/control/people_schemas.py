@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, StringConstraints
 
-from loraplex_platform.control.schemas import Change, Input, Output, Text
+from loraplex_platform.control.schemas import Change, Output, Text
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.principal import OperatorRole, TenantRole
 
 # Neither controls nor spaces, of which regular expressions differ: what \s is depends on who reads it.
@@ -15,7 +16,7 @@ Email = Annotated[
 ]
 
 
-class NewPerson(Input):
+class NewPerson(Body):
     email: Email
     name: Text = ""
 

@@ -7,7 +7,6 @@ from fastapi import Path
 from pydantic import (
     AfterValidator,
     AwareDatetime,
-    BaseModel,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -20,6 +19,7 @@ from pydantic_core import CoreSchema
 from loraplex_platform.audit.models import AuditEvent
 from loraplex_platform.auth.keys import PlainKey
 from loraplex_platform.auth.models import AdminKey, ApiKey
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.json_schema import NULL, form, never_null
 from loraplex_platform.kit.pagination import Listed
 from loraplex_platform.kit.principal import OPERATOR_ROLES, Role, Scope
@@ -46,13 +46,7 @@ def _in_range(moment: datetime) -> datetime:
 Moment = Annotated[AwareDatetime, AfterValidator(_in_range)]
 
 
-class Input(BaseModel):
-    """A body: unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Change(Input):
+class Change(Body):
     """A partial update: what is not there stays, null clears what may be empty."""
 
     @property
@@ -95,7 +89,7 @@ class TenantSettings(Change):
     retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
 
 
-class PromptStorage(Input):
+class PromptStorage(Body):
     """Whether the tenant's prompts are kept with their answers, for itself to read."""
 
     stores_prompts: bool
@@ -132,7 +126,7 @@ class TenantOut(Output):
     closed_at: datetime | None
 
 
-class NewProject(Input):
+class NewProject(Body):
     name: Name
     allowed_models: Names | None = None
 
@@ -156,7 +150,7 @@ class ProjectOut(Output):
     created_at: datetime
 
 
-class AccountBody(Input):
+class AccountBody(Body):
     name: Name
 
 
@@ -181,7 +175,7 @@ class KeyPatch(Change):
         return frozenset({"name", "scopes"})
 
 
-class NewKey(Input):
+class NewKey(Body):
     name: Text = ""
     scopes: Annotated[list[Scope], Field(max_length=20)] | None = None  # None: all
     expires_at: Moment | None = None
@@ -212,11 +206,11 @@ class NewKeyOut(KeyOut):
     value: str  # the only time that it is seen
 
 
-class Rotation(Input):
+class Rotation(Body):
     grace_seconds: Annotated[int, Field(ge=0, le=30 * 86_400)] = 86_400
 
 
-class NewAdminKey(Input):
+class NewAdminKey(Body):
     model_config = ConfigDict(
         json_schema_extra={
             "if": {"properties": {"role": {"enum": list(OPERATOR_ROLES)}}},
@@ -230,7 +224,7 @@ class NewAdminKey(Input):
     expires_at: Moment | None = None
 
 
-class AdminKeyPatch(Input):
+class AdminKeyPatch(Body):
     name: Text
 
 

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 from fastapi import Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from loraplex_platform.control.schemas import Change, Id, Input, Output
+from loraplex_platform.control.schemas import Change, Id, Output
 from loraplex_platform.control.services import Reader, Webhooks, WebhookWriter
 from loraplex_platform.events.catalogue import EventType
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.json_schema import form
 from loraplex_platform.kit.pagination import Page, page_of
 from loraplex_platform.rest.route import Deleted, Once, Pages, Revision, admin_router, tag
@@ -27,7 +28,7 @@ Events = Annotated[
 ]
 
 
-class WebhookBody(Input):
+class WebhookBody(Body):
     url: Url
     events: Events = Field(default=["*"])
 

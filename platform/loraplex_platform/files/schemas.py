@@ -2,19 +2,18 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from loraplex_platform.files.models import StoredFile
+from loraplex_platform.kit.bodies import Body
 from loraplex_platform.kit.pagination import Listed
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 LEAST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 2_592_000
 
 
-class ExpiresAfter(BaseModel):
+class ExpiresAfter(Body):
     """How long a file lives after it was made."""
-
-    model_config = ConfigDict(extra="forbid")
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=LEAST_EXPIRY_S, le=LONGEST_EXPIRY_S)]

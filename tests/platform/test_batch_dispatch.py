@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from openai import AsyncOpenAI, ConflictError
+from tests.held_engine import HeldEngine
 from tests.platform.batch_stand import jsonl, line, results, run, submit, until_final
 from tests.platform_stand import (
     BASE,
@@ -347,6 +348,46 @@ async def test_a_paused_batch_waits_until_it_is_resumed(served: Served) -> None:
     assert progress.is_paused
     await served.app.state.batches.resume(made.id)
     assert (await until_final(served.client(), made.id)).request_counts.completed == 1
+
+
+@pytest.mark.parametrize("how", ["pause", "cancel", "suspend"])
+async def test_no_line_starts_once_its_batch_may_not_run(
+    make_app: Callable[..., FastAPI], keys: Seeded, how: str
+) -> None:
+    """Also none of those that lie at hand; lines at work end."""
+    engine = HeldEngine()
+    app = make_app(engine=engine, batch_tick_s=TICK_S, batch_concurrency=4)
+    async with listening(app) as base_url, AsyncExitStack() as stack:
+        served = Served(app, engine, base_url, keys, stack)
+        made = await submit(served.client(), jsonl(*(line(str(i)) for i in range(40))))
+
+        async def num_claimed() -> int:
+            async with app.state.database.reading() as session:
+                batch = await BatchRepository(session).any_of(made.id)
+            assert batch is not None
+            return batch.running
+
+        async def are_at_hand() -> bool:
+            return engine.num_running == 4 and await num_claimed() == 8
+
+        async def are_given_back() -> bool:
+            return await num_claimed() <= 4
+
+        await until(are_at_hand)
+        if how == "pause":
+            await app.state.batches.pause(made.id)
+        elif how == "cancel":
+            await served.client().batches.cancel(made.id)
+        else:
+            await app.state.tenants.move(COMMAND_LINE, await tenant_of(served), "suspended")
+        await until(are_given_back)
+        engine.let_go()
+        await until(lambda: engine.num_running == 0)
+        await asyncio.sleep(5 * TICK_S)
+        assert len(engine.requests) == 4
+        if how == "cancel":
+            counts = (await until_final(served.client(), made.id)).request_counts
+            assert (counts.completed, counts.failed) == (4, 36)
 
 
 async def test_a_suspended_tenants_batch_waits_until_it_is_active_again(served: Served) -> None:

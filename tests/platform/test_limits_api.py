@@ -3,8 +3,8 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -12,11 +12,11 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from openai import RateLimitError
+from tests.held_engine import HeldEngine
 from tests.platform_stand import BASE, Seeded, Served, listening, usage_of
 from tests.until import until
 
 from loraplex_engine.fake import FakeEngine
-from loraplex_engine.messages import Finished, Generate, TokenEvent
 from loraplex_platform.admission.effective import CACHE_S
 from loraplex_platform.admission.limits import Level
 from loraplex_platform.admission.rejections import SAMPLES_PER_KEY
@@ -72,26 +72,6 @@ async def statuses(base_url: str, key: str, count: int, told: list[int] | None =
             return answer.status_code
 
         return list(await asyncio.gather(*(ask() for _ in range(count))))
-
-
-class HeldEngine(FakeEngine):
-    """A request's first token waits for `first`, the next one for `rest`, as they are when it comes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.rest = asyncio.Event(), asyncio.Event()
-
-    async def generate(self, request: Generate) -> AsyncGenerator[TokenEvent | Finished, None]:
-        gates = [self.first, self.rest]
-        async with aclosing(super().generate(request)) as events:
-            async for event in events:
-                if gates:
-                    await gates.pop(0).wait()
-                yield event
-
-    def let_go(self) -> None:
-        self.first.set()
-        self.rest.set()
 
 
 @pytest.fixture

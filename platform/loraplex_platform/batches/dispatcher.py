@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +15,7 @@ from loraplex_platform.batches.intake import Intake
 from loraplex_platform.batches.line_runner import LineRunner
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.batches.outcomes import Retry
-from loraplex_platform.batches.queue import Ended, LineQueue, Work, runnable
+from loraplex_platform.batches.queue import Ended, LineQueue, Work, open_jobs
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.shares import Candidate
 from loraplex_platform.db.database import Database
@@ -29,7 +29,7 @@ LINGER_S = 0.2  # while lines run: a transaction costs more than a line
 AFTER_FAULT_S = 1.0
 SWEEP_S = 60.0
 STEPS_AT_ONCE = 4  # jobs that are validated or closed side by side
-GIVEN_BACK = Retry("its dispatcher was stopped", is_counted=False, after_s=0.0)
+GIVEN_BACK = Retry("it was not started", is_counted=False, after_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +145,25 @@ class Dispatcher:
         now = self._clock.now()
         async with self._database.reading() as session:
             batches = await BatchRepository(session).unfinished()
-            waiting = await runnable(session, batches, now)
+            opened = await open_jobs(session, batches, now)
+        self._give_back({batch.id for batch in batches} - {batch.id for batch in opened})
         for batch in batches:
             is_free = batch.lease_until is None or batch.lease_until < now
             if batch.has_step_due(now) and is_free and len(self._steps) < STEPS_AT_ONCE:
                 self._take_step(batch.id)
+        waiting = [batch for batch in opened if batch.pending > 0]
         self._is_urgent = any(Candidate.of(batch, now).is_urgent for batch in waiting)
         if waiting:
             self._look_for_lines()
+
+    def _give_back(self, closed: Collection[str]) -> None:
+        """Lines at hand of jobs that are paused, cancelled or out of time are not started."""
+        held, self._ready = self._ready, deque[Work]()
+        for work in held:
+            if work.claim.batch_id in closed:
+                self._ended.put_nowait(Ended(work.claim, GIVEN_BACK))
+            else:
+                self._ready.append(work)
 
     def _look_for_lines(self) -> None:
         self._may_have_lines = True

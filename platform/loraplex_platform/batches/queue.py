@@ -67,7 +67,8 @@ class LineQueue:
         claimed: list[tuple[Batch, Claim]] = []
         async with self._database.unit_of_work() as session:
             lines, batches = LineRepository(session), BatchRepository(session)
-            running = await runnable(session, await batches.unfinished(), now)
+            opened = await open_jobs(session, await batches.unfinished(), now)
+            running = [batch for batch in opened if batch.pending > 0]
             shares = share(count, [Candidate.of(batch, now) for batch in running])
             taken: Counter[str] = Counter()
             for batch in sorted(running, key=lambda b: b.id):
@@ -181,18 +182,18 @@ def _lost(claim: Claim, outcome: Outcome, now: datetime, *, is_ours: bool) -> li
     return [row | {"completion_tokens": made}] if made else []
 
 
-async def runnable(
+async def open_jobs(
     session: AsyncSession, batches: Sequence[Batch], now: datetime
 ) -> Sequence[Batch]:
-    """Jobs of which lines may be claimed; those of suspended tenants wait."""
-    able = [batch for batch in batches if _is_runnable(batch, now)]
+    """Jobs of which lines may be started; those of suspended tenants wait."""
+    able = [batch for batch in batches if _is_open(batch, now)]
     inactive = await TenantRepository(session).inactive(sorted({b.tenant_id for b in able}))
     return [batch for batch in able if batch.tenant_id not in inactive]
 
 
-def _is_runnable(batch: Batch, now: datetime) -> bool:
-    is_open = batch.status == "in_progress" and batch.expires_at > now
-    return is_open and batch.paused_at is None and batch.pending > 0
+def _is_open(batch: Batch, now: datetime) -> bool:
+    is_under_way = batch.status == "in_progress" and batch.expires_at > now
+    return is_under_way and batch.paused_at is None
 
 
 def _values(outcome: Outcome, claim: Claim, now: datetime) -> dict[str, Any]:

@@ -250,3 +250,17 @@ async def test_an_export_is_downloaded_in_parts(
         assert (await http.get(path, headers={"range": header})).content == other.content
     assert (await http.get("/v1/organization/exports/2026-13/events.csv")).status_code == 400
     assert (await http.get("/v1/organization/exports/2026-06/focus.jsonl")).status_code == 400
+
+
+@pytest.mark.parametrize("file", ["events.csv", "focus.csv"])
+async def test_a_manifest_is_of_the_file_that_was_handed_out(
+    app: FastAPI, http: httpx2.AsyncClient, acme: Tenant, file: str
+) -> None:
+    """Also while its month goes on."""
+    path = f"/v1/organization/exports/{START:%Y-%m}/{file}"
+    for day in (1, 2):
+        await post(app.state.database, [facts(acme.id, started_at=START + day * DAY)])
+        content = (await http.get(path)).content
+        await post(app.state.database, [facts(acme.id, started_at=START + day * DAY)])
+        manifest = (await http.get(path + ".manifest.json")).json()
+        assert manifest["sha256"] == hashlib.sha256(content).hexdigest()

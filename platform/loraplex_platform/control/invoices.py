@@ -146,9 +146,9 @@ async def get_manifest(
     tenants: Tenants,
     exports: Exports,
 ) -> dict[str, Any]:
-    """Rows, sums, SHA-256 and price books of that file."""
+    """Rows, sums, SHA-256 and price books of that file as it was last handed out."""
     tenant = await tenants.find(by, tenant_id)
-    return (await exports.write(tenant, month_of(month), kind, format)).manifest
+    return (await exports.write(tenant, month_of(month), kind, format, is_anew=False)).manifest
 
 
 @router.get(EXPORT, response_class=Download, responses=FILE_ANSWERS)

@@ -82,8 +82,9 @@ async def get_invoice(
 async def get_manifest(
     year: int, month: int, kind: Kind, format: Format, principal: UsagePrincipal, service: Exports
 ) -> dict[str, Any]:
-    """Rows, sums, SHA-256 and price books of that file."""
-    written = await service.write_for(principal, Month.of(year, month), kind, format)
+    """Rows, sums, SHA-256 and price books of that file as it was last handed out."""
+    of = Month.of(year, month)
+    written = await service.write_for(principal, of, kind, format, is_anew=False)
     return written.manifest
 
 

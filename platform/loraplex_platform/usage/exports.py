@@ -97,12 +97,18 @@ class ExportService:
         self._region = region
 
     async def write_for(
-        self, principal: Principal, month: Month, kind: Kind, format: Format
+        self,
+        principal: Principal,
+        month: Month,
+        kind: Kind,
+        format: Format,
+        *,
+        is_anew: bool = True,
     ) -> Written:
         """The principal's own."""
         async with self._database.reading(principal) as session:
             tenant = await TenantRepository(session).own(principal)
-        return await self.write(tenant, month, kind, format)
+        return await self.write(tenant, month, kind, format, is_anew=is_anew)
 
     async def write(
         self,
@@ -111,8 +117,14 @@ class ExportService:
         kind: Kind,
         format: Format,
         watcher: Watcher | None = None,
+        *,
+        is_anew: bool = True,
     ) -> Written:
-        """The file; its manifest lies beside it, as `<name>.manifest.json`."""
+        """The file; its manifest lies beside it, as `<name>.manifest.json`.
+
+        That of an open month is written anew, unless what was last written will do: a manifest is of the
+        file that somebody has.
+        """
         if kind != "events" and format == "jsonl":
             raise InvalidRequest("FOCUS files are CSV or Parquet", param="format")
         async with self._database.reading() as session:
@@ -124,7 +136,7 @@ class ExportService:
         path = self._path(order)
         part = PartFile(path)
         async with part.held():
-            if invoice is None or not path.exists():
+            if (invoice is None and is_anew) or not path.exists():
                 async with self._database.reading() as session:
                     tally = await self._write(session, order, part, watcher or Watcher())
                 manifest = await asyncio.to_thread(_manifest, order, tally, part.path)

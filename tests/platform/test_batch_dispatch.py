@@ -350,13 +350,14 @@ async def test_a_paused_batch_waits_until_it_is_resumed(served: Served) -> None:
     assert (await until_final(served.client(), made.id)).request_counts.completed == 1
 
 
+@pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("how", ["pause", "cancel", "suspend"])
 async def test_no_line_starts_once_its_batch_may_not_run(
-    make_app: Callable[..., FastAPI], keys: Seeded, how: str
+    make_app: Callable[..., FastAPI], keys: Seeded, how: str, is_told: bool
 ) -> None:
     """Also none of those that lie at hand; lines at work end."""
     engine = HeldEngine()
-    app = make_app(engine=engine, batch_tick_s=TICK_S, batch_concurrency=4)
+    app = make_app(engine=engine, batch_concurrency=4)
     async with listening(app) as base_url, AsyncExitStack() as stack:
         served = Served(app, engine, base_url, keys, stack)
         made = await submit(served.client(), jsonl(*(line(str(i)) for i in range(40))))
@@ -374,6 +375,8 @@ async def test_no_line_starts_once_its_batch_may_not_run(
             return await num_claimed() <= 4
 
         await until(are_at_hand)
+        if not is_told:  # as by another process
+            app.state.batches._bell = None
         if how == "pause":
             await app.state.batches.pause(made.id)
         elif how == "cancel":
@@ -388,6 +391,18 @@ async def test_no_line_starts_once_its_batch_may_not_run(
         if how == "cancel":
             counts = (await until_final(served.client(), made.id)).request_counts
             assert (counts.completed, counts.failed) == (4, 36)
+
+
+async def test_a_cancelled_job_ends_though_the_engine_has_no_room_for_its_lines(
+    served: Served,
+) -> None:
+    client, jobs = served.client(), served.app.state.jobs
+    batch_id = await ready(served, 3)
+    jobs._ready.extend(await idle_queue(served).claim(jobs._owner, 3))
+    await client.batches.cancel(batch_id)
+    counts = (await until_final(client, batch_id)).request_counts
+    assert counts.model_dump() == {"total": 3, "completed": 0, "failed": 3}
+    assert served.engine.requests == []
 
 
 async def test_a_suspended_tenants_batch_waits_until_it_is_active_again(served: Served) -> None:

@@ -1,8 +1,9 @@
 """Runs batch jobs in one process; any number of processes may do so at once."""
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +16,7 @@ from loraplex_platform.batches.intake import Intake
 from loraplex_platform.batches.line_runner import LineRunner
 from loraplex_platform.batches.models import Batch
 from loraplex_platform.batches.outcomes import Retry
-from loraplex_platform.batches.queue import Ended, LineQueue, Work, open_jobs
+from loraplex_platform.batches.queue import Ended, LineQueue, Work, runnable
 from loraplex_platform.batches.repository import BatchRepository
 from loraplex_platform.batches.shares import Candidate
 from loraplex_platform.db.database import Database
@@ -26,10 +27,11 @@ from loraplex_platform.kit.ids import new_id
 log = structlog.get_logger(__name__)
 POLL_S = 0.1  # how soon spare capacity is seen
 LINGER_S = 0.2  # while lines run: a transaction costs more than a line
+LOOK_S = 0.2  # how soon a job is seen to be paused or cancelled that nobody announced
 AFTER_FAULT_S = 1.0
 SWEEP_S = 60.0
 STEPS_AT_ONCE = 4  # jobs that are validated or closed side by side
-GIVEN_BACK = Retry("it was not started", is_counted=False, after_s=0.0)
+GIVEN_BACK = Retry("its dispatcher or its job was stopped", is_counted=False, after_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Dispatcher:
         self._pace = pace
         self._owner = new_id("dispatcher")
         self._ready: deque[Work] = deque()  # claimed, not started
+        self._looked_s = -math.inf  # when the jobs of those were last seen to go on
         self._running: dict[asyncio.Task[None], Work] = {}
         self._steps: dict[str, asyncio.Task[None]] = {}  # by job
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
@@ -82,8 +85,9 @@ class Dispatcher:
         self._writer: asyncio.Task[None] | None = None
 
     def ring(self, batch_id: str | None = None) -> None:
-        """Look for work now, whatever was announced."""
+        """Look for work now, whatever was announced, and at what is to be stopped."""
         self._has_news.set()
+        self._looked_s = -math.inf
         self._look_for_lines()
 
     def start(self) -> None:
@@ -145,25 +149,14 @@ class Dispatcher:
         now = self._clock.now()
         async with self._database.reading() as session:
             batches = await BatchRepository(session).unfinished()
-            opened = await open_jobs(session, batches, now)
-        self._give_back({batch.id for batch in batches} - {batch.id for batch in opened})
+            waiting = await runnable(session, batches, now)
         for batch in batches:
             is_free = batch.lease_until is None or batch.lease_until < now
             if batch.has_step_due(now) and is_free and len(self._steps) < STEPS_AT_ONCE:
                 self._take_step(batch.id)
-        waiting = [batch for batch in opened if batch.pending > 0]
         self._is_urgent = any(Candidate.of(batch, now).is_urgent for batch in waiting)
         if waiting:
             self._look_for_lines()
-
-    def _give_back(self, closed: Collection[str]) -> None:
-        """Lines at hand of jobs that are paused, cancelled or out of time are not started."""
-        held, self._ready = self._ready, deque[Work]()
-        for work in held:
-            if work.claim.batch_id in closed:
-                self._ended.put_nowait(Ended(work.claim, GIVEN_BACK))
-            else:
-                self._ready.append(work)
 
     def _look_for_lines(self) -> None:
         self._may_have_lines = True
@@ -205,6 +198,7 @@ class Dispatcher:
     async def _feed(self) -> None:
         """Keep the engine's spare capacity full, and some lines at hand."""
         self._wakes.clear()
+        await self._give_back_stopped()
         room = self._capacity.room(len(self._running), is_urgent=self._is_urgent)
         while room > 0 and self._ready and not self._is_stopping.is_set():
             self._start(self._ready.popleft())
@@ -217,6 +211,16 @@ class Dispatcher:
         with suppress(TimeoutError):
             pause_s = POLL_S if is_held_up else self._pace.tick_s
             await asyncio.wait_for(self._wakes.wait(), pause_s)
+
+    async def _give_back_stopped(self) -> None:
+        """Lines at hand do not start once their job is paused, cancelled or past its window."""
+        while self._ready and self._clock.monotonic() - self._looked_s >= LOOK_S:
+            self._looked_s = self._clock.monotonic()  # a ring from here on is not missed
+            stopped = await self._queue.stopped({work.job.id for work in self._ready})
+            for work in self._ready:
+                if work.job.id in stopped:
+                    self._ended.put_nowait(Ended(work.claim, GIVEN_BACK))
+            self._ready = deque(work for work in self._ready if work.job.id not in stopped)
 
     async def _claim(self) -> None:
         if not self._capacity.room(0, is_urgent=self._is_urgent):
@@ -259,7 +263,7 @@ class Dispatcher:
         finally:
             for _ in ended:
                 self._ended.task_done()
-        if is_any_job_done:
+        if is_any_job_done or any(each.outcome is GIVEN_BACK for each in ended):
             self._has_news.set()
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -67,8 +67,7 @@ class LineQueue:
         claimed: list[tuple[Batch, Claim]] = []
         async with self._database.unit_of_work() as session:
             lines, batches = LineRepository(session), BatchRepository(session)
-            opened = await open_jobs(session, await batches.unfinished(), now)
-            running = [batch for batch in opened if batch.pending > 0]
+            running = await runnable(session, await batches.unfinished(), now)
             shares = share(count, [Candidate.of(batch, now) for batch in running])
             taken: Counter[str] = Counter()
             for batch in sorted(running, key=lambda b: b.id):
@@ -86,6 +85,13 @@ class LineQueue:
             Work(Job(batch.id, principal_of(batch), batch.endpoint, urgent[batch.id]), claim, raw)
             for (batch, claim), raw in zip(claimed, texts, strict=True)
         ]
+
+    async def stopped(self, batch_ids: Collection[str]) -> set[str]:
+        """Those of the jobs of which no line may be started any more, or for now."""
+        async with self._database.reading() as session:
+            batches = await BatchRepository(session).those(batch_ids)
+            able = await _startable(session, batches, self._clock.now())
+        return {*batch_ids} - {batch.id for batch in able}
 
     async def renew(self, owner: str) -> None:
         async with self._database.unit_of_work() as session:
@@ -182,18 +188,25 @@ def _lost(claim: Claim, outcome: Outcome, now: datetime, *, is_ours: bool) -> li
     return [row | {"completion_tokens": made}] if made else []
 
 
-async def open_jobs(
+async def runnable(
     session: AsyncSession, batches: Sequence[Batch], now: datetime
 ) -> Sequence[Batch]:
-    """Jobs of which lines may be started; those of suspended tenants wait."""
-    able = [batch for batch in batches if _is_open(batch, now)]
+    """Jobs of which lines may be claimed."""
+    return await _startable(session, [batch for batch in batches if batch.pending > 0], now)
+
+
+async def _startable(
+    session: AsyncSession, batches: Sequence[Batch], now: datetime
+) -> Sequence[Batch]:
+    """Jobs of which claimed lines may be started; those of suspended tenants wait."""
+    able = [batch for batch in batches if _is_going_on(batch, now)]
     inactive = await TenantRepository(session).inactive(sorted({b.tenant_id for b in able}))
     return [batch for batch in able if batch.tenant_id not in inactive]
 
 
-def _is_open(batch: Batch, now: datetime) -> bool:
-    is_under_way = batch.status == "in_progress" and batch.expires_at > now
-    return is_under_way and batch.paused_at is None
+def _is_going_on(batch: Batch, now: datetime) -> bool:
+    is_open = batch.status == "in_progress" and batch.expires_at > now
+    return is_open and batch.paused_at is None
 
 
 def _values(outcome: Outcome, claim: Claim, now: datetime) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Statements on batch jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -90,6 +90,11 @@ class BatchRepository:
     async def any_of(self, batch_id: str) -> Batch | None:
         """Any tenant's job, for the platform's own work."""
         return await self._session.scalar(across_tenants(Batch).where(Batch.id == batch_id))
+
+    async def those(self, batch_ids: Collection[str]) -> Sequence[Batch]:
+        """Any tenants' jobs, for the platform's own work."""
+        statement = across_tenants(Batch).where(Batch.id.in_(batch_ids))
+        return (await self._session.scalars(statement)).all()
 
     async def unfinished(self) -> Sequence[Batch]:
         """What is to be worked on, oldest first."""

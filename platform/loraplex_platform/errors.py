@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from loraplex_engine.errors import (
@@ -188,10 +187,6 @@ def install_error_handlers(app: FastAPI) -> None:
         body = error_object(_from_http(request, error))
         return JSONResponse(body, error.status_code, error.headers)
 
-    async def cut_off(_: Request, error: Exception) -> Response:
-        """Who hung up while sending reads no answer; the log has a status."""
-        return error_response(kit.InvalidRequest("The request ended before its body was complete."))
-
     async def database_away(request: Request, error: Exception) -> Response:
         log.warning("database_away", path=request.url.path, error=type(error).__name__)
         return error_response(kit.Overloaded("The database is away.", retry_after_s=1.0))
@@ -219,7 +214,6 @@ def install_error_handlers(app: FastAPI) -> None:
     for unreachable in UNREACHABLE:
         app.add_exception_handler(unreachable, database_away)
     app.add_exception_handler(DataError, unstorable)
-    app.add_exception_handler(ClientDisconnect, cut_off)
     app.add_exception_handler(Exception, unexpected)
 
 

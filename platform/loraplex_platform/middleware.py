@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex_platform.auth.networks import Network, client_address
@@ -85,6 +86,8 @@ class RequestContext:
                 if "multipart/" not in headers.get("content-type", ""):
                     bounded = _shallow(bounded)
                 await self._app(scope, bounded, send_with_id)
+            except ClientDisconnect:
+                status = 400  # it hung up amid its body: nobody is there for an answer
             finally:
                 if scope["path"] not in QUIET:
                     log.info(

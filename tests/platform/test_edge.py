@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,9 +19,13 @@ from tests.admin_stand import admin_stand
 from tests.platform_stand import BASE, NO_TLS, Served
 from tests.until import until
 
+from loraplex_adapters.store import AdapterStore
+from loraplex_admin.app import mount_console
 from loraplex_platform import middleware, protocol
+from loraplex_platform.config import Settings
 from loraplex_platform.kit.json_depth import MAX_DEPTH, JsonDepth
 
+FORM = "multipart/form-data; boundary=b"
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
 
 
@@ -271,20 +276,42 @@ async def test_what_no_database_keeps_in_a_body_is_never_a_fault_of_ours(
             assert answer.status_code == 400, answer.text
 
 
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/adapters"])
-async def test_an_upload_that_is_cut_off_is_no_fault_of_ours(served: Served, path: str) -> None:
+PART = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nabc'
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/files",
+        "/v1/adapters",
+        "/v1/chat/completions",
+        "/v1/batches",
+        "/api/admin/v1/tenants",
+        "/admin/sign-in",
+    ],
+)
+@pytest.mark.parametrize("sent", [PART, b""], ids=["part of the body", "none of it"])
+async def test_a_client_that_hangs_up_amid_its_body_is_no_fault_of_ours(
+    served: Served,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    sent: bytes,
+) -> None:
+    mount_console(served.app)
+    kind = "application/json" if "batches" in path or "chat" in path else FORM
+    async with admin_stand(served.app) as stand:
+        key = stand.keys["owner"] if path.startswith("/api") else served.keys.acme
     host, port = served.base_url.removeprefix("http://").split(":")
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {served.keys.acme}\r\n"
-        "content-type: multipart/form-data; boundary=zz\r\ncontent-length: 1000000\r\n\r\n"
-    )
-    part = '--zz\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\nabc'
+    _, writer = await asyncio.open_connection(host, int(port))
     with capture_logs() as logs:
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(head.encode() + part.encode())
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\norigin: http://{host}\r\n"
+        head += f"authorization: Bearer {key}\r\nidempotency-key: a\r\n"
+        head += f"content-type: {kind}\r\ncontent-length: 1000000\r\n\r\n"
+        writer.write(head.encode() + sent)
         await writer.drain()
         writer.close()
-        await until(lambda: any(log.get("path") == path for log in logs))
-    (log,) = [log for log in logs if log.get("path") == path]
-    assert 400 <= log["status"] < 500
-    assert not [log for log in logs if log["log_level"] in ("error", "critical")]
+        await until(lambda: any(entry["event"] == "request" for entry in logs))
+    assert [(entry["event"], entry.get("status")) for entry in logs] == [("request", 400)]
+    assert caplog.text == ""
+    assert AdapterStore(settings.adapter_store).sweep_drafts(-60, time.time()) == 0

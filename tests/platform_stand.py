@@ -37,6 +37,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes 100 ms a client
+PATIENCE_S = 600.0  # also for a connection, which a client would give 5 s
 BASE = "org/tiny:base"  # ids may hold slashes and colons
 
 
@@ -138,14 +139,19 @@ class Served:
             base_url=f"{self.base_url}/v1",
             api_key=key or self.keys.acme,
             max_retries=0,
-            http_client=DefaultAsyncHttpxClient(verify=NO_TLS),
+            http_client=DefaultAsyncHttpxClient(verify=NO_TLS, timeout=PATIENCE_S),
             **options,  # type: ignore[arg-type]
         )
         self.stack.push_async_callback(client.close)
         return client
 
     def sync_client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.base_url}/v1", api_key=self.keys.acme, max_retries=0)
+        return OpenAI(
+            base_url=f"{self.base_url}/v1",
+            api_key=self.keys.acme,
+            max_retries=0,
+            timeout=PATIENCE_S,
+        )
 
 
 @asynccontextmanager

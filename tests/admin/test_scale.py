@@ -1,5 +1,6 @@
 """Every page asks the database little, and no more of it when there is a hundred times as much."""
 
+import logging
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,8 @@ from loraplex_admin.visit import Page
 from loraplex_platform.app import create_app
 from loraplex_platform.kit.clock import SystemClock
 from loraplex_platform.openai.served_model import ServedModel
+
+log = logging.getLogger(__name__)
 
 MOST_QUERIES = 10
 MOST_STEPS = (
@@ -168,7 +171,7 @@ async def test_hundred_times_the_data_costs_at_most_three_times_as_much(
             less, more = await cost_of(page, small), await cost_of(page, full)
             times = more.seconds / less.seconds
             name = page if isinstance(page, str) else page.path
-            print(f"{name:58} {times:4.1f}x {more}")  # noqa: T201
+            log.info("%-58s %4.1fx %s", name, times, more)
             if more.queries > MOST_QUERIES or more.steps > MOST_STEPS or times > MOST_TIMES:
                 offenders.append((name, times, more))
         assert offenders == []

@@ -67,7 +67,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineConfig, Load
 
 
 @pytest.fixture
-def address(loaded: tuple[EngineConfig, LoadedModel], tmp_path: Path) -> Iterator[str]:
+def address(
+    loaded: tuple[EngineConfig, LoadedModel], tmp_path: Path, patience: None
+) -> Iterator[str]:
     """Of a served engine that has computed nothing."""
     config, model = loaded
     cache = adapter_cache(config, model, AdapterStore(tmp_path / "store"))

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,6 @@ def request(request_id: str, max_tokens: int = 5) -> Generate:
 @pytest.fixture
 def address(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/e"
-
-
-@pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is taken for gone for being silent: on a busy machine everybody is for a while."""
-    monkeypatch.setattr(client_module, "SILENT_S", 3600.0)
-    monkeypatch.setattr(client_module, "GIVE_UP_S", 3600.0)
-    monkeypatch.setattr(wire, "VANISHED_S", 3600.0)
 
 
 @pytest.fixture
@@ -206,10 +198,11 @@ async def test_failed_adapter_is_told_to_everybody(core: CountdownCore, address:
 
 async def test_idle_engine_sleeps(core: CountdownCore, address: str) -> None:
     async with connected(address):
-        before, started_s = core.num_steps, time.monotonic()
+        started_s, before = time.monotonic(), core.num_steps
         await asyncio.sleep(1)
+        num_steps = core.num_steps - before
         publications = (time.monotonic() - started_s) / STATS_PERIOD_S
-    assert core.num_steps - before <= publications + 2
+    assert num_steps <= publications + 2
 
 
 @pytest.fixture
@@ -273,10 +266,19 @@ async def test_an_engine_is_away_after_two_seconds_of_silence(address: str) -> N
 async def test_stopped_engine_fails_its_requests(
     spawn: Callable[[], "subprocess.Popen[bytes]"], address: str
 ) -> None:
-    engine = spawn()
+    engine, numbers = spawn(), itertools.count()
+    begun: list[AsyncGenerator[TokenEvent | Finished, None]] = []
     async with connected(address) as client:
-        events = client.generate(request("r", 10_000))
-        await anext(events)
+
+        async def begins() -> bool:  # tried again: a busy machine is silent for as long, too
+            events = client.generate(request(f"r{next(numbers)}", 10_000))
+            with suppress(EngineUnavailable):
+                await anext(events)
+                begun.append(events)
+            return bool(begun)
+
+        await until(begins)
+        [events] = begun
         engine.send_signal(signal.SIGSTOP)
         await until(lambda: client.hello is None)
         with pytest.raises(EngineUnavailable):

@@ -1,4 +1,4 @@
-"""What tests of batch jobs share: input files, and waiting for jobs."""
+"""What tests of batch jobs share: input files, waiting for jobs, and a dispatcher that the test plays."""
 
 import asyncio
 import io
@@ -8,9 +8,14 @@ from typing import Any
 
 from openai import AsyncOpenAI
 from openai.types import Batch
-from tests.platform_stand import BASE
+from tests.platform_stand import BASE, Served
+from tests.until import until
+
+from loraplex_platform.batches.queue import LineQueue
+from loraplex_platform.kit.clock import ManualClock, SystemClock
 
 URL = "/v1/chat/completions"
+LEASE_S, TICK_S = 60.0, 0.1
 FINAL = ("completed", "failed", "expired", "cancelled")
 
 
@@ -57,3 +62,31 @@ async def results(client: AsyncOpenAI, file_id: str | None) -> dict[str, dict[st
     found = {each["custom_id"]: each for each in lines}
     assert len(found) == len(lines)
     return found
+
+
+def idle_queue(
+    served: Served, clock: ManualClock | None = None, lease_s: float = LEASE_S
+) -> LineQueue:
+    """A queue over the same database, for a dispatcher that the test plays."""
+    queue: LineQueue = served.app.state.jobs._queue
+    return LineQueue(queue._database, queue._files, queue._books, clock or SystemClock(), lease_s)
+
+
+def no_room(served: Served) -> None:
+    """The app's own dispatcher goes on validating and closing, but starts no line."""
+    served.engine.spare = 0.0
+
+
+async def ready(served: Served, count: int) -> str:
+    """A batch of so many lines that nobody runs."""
+    no_room(served)
+    batch = await submit(served.client(), jsonl(*(line(str(i)) for i in range(count))))
+    await until_in_progress(served.client(), batch.id)
+    return batch.id
+
+
+async def until_in_progress(client: AsyncOpenAI, batch_id: str) -> None:
+    async def is_in_progress() -> bool:
+        return (await client.batches.retrieve(batch_id)).status == "in_progress"
+
+    await until(is_in_progress)

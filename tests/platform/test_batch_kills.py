@@ -10,6 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -212,6 +213,10 @@ async def eventually(
         raise TimeoutError(log_of(site)) from None
 
 
+def has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() is not None
+
+
 async def finished(desk: Desk, site: Site, batch_id: str, within_s: float = START_S) -> Batch:
     await eventually(lambda: desk.is_over(batch_id), site, within_s)
     return await desk.batch(batch_id)
@@ -237,7 +242,7 @@ async def test_a_dispatcher_killed_at_every_point_does_each_line_once(
     batch_id = await desk.submit(20)
     for number in range(len(POINTS)):
         with process(site, "tests.platform.doomed", "dispatcher") as doomed:
-            await eventually(lambda p=doomed: p.poll() is not None, site)  # type: ignore[misc]
+            await eventually(partial(has_ended, doomed), site)
             assert len(deaths(site)) == number + 1, log_of(site)
     with process(site, "tests.platform.doomed", "dispatcher"):
         batch = await finished(desk, site, batch_id, START_S + LEASE_S + 2 * TICK_S)
@@ -294,7 +299,7 @@ async def test_a_worker_told_to_stop_gives_back_what_it_cannot_end(site: Site, d
         batch_id = await desk.submit(40)
         await eventually(lambda: desk.has_begun(batch_id), site)
         worker.terminate()
-        await eventually(lambda: worker.poll() is not None, site)
+        await eventually(partial(has_ended, worker), site)
         batch = await desk.batch(batch_id)
     assert worker.returncode == 0
     assert batch.running == 0, log_of(site)

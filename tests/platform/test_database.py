@@ -168,7 +168,7 @@ async def test_api_serves_and_meters_on_postgres(
     keys = await seed(there)
     async with (
         listening(create_app(there, letter_engine(), model)) as base_url,
-        AsyncOpenAI(base_url=f"{base_url}/v1", api_key=keys.acme) as client,
+        AsyncOpenAI(base_url=f"{base_url}/v1", api_key=keys.acme, timeout=60) as client,
     ):
         answer = await client.chat.completions.create(
             model="support", messages=[{"role": "user", "content": "hi"}], max_tokens=3
@@ -201,7 +201,7 @@ async def test_writers_that_read_first_wait_for_each_other(database: Database) -
 
 
 async def test_reader_does_not_wait_for_a_writer(database: Database) -> None:
-    async with database.unit_of_work(), asyncio.timeout(20), database.reading() as session:
+    async with database.unit_of_work(), asyncio.timeout(60), database.reading() as session:
         await session.get(Tenant, "nobody")
 
 

@@ -116,7 +116,7 @@ def running(
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert started.wait(20)
+    assert started.wait(60)
     base_url, keys, own, named = found[0]
     known = {PREFIX: own, V1: things_of(base_url, keys["acme's"])}
     yield Running(base_url, keys, known, named, app.openapi())
